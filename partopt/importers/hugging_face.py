@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -32,6 +32,7 @@ from partopt.documents.transformer import (
 from partopt.errors import PartoptError
 from partopt.importers.towers import read_tower
 
+_Part = TypeVar("_Part", Latent, Recurrence, Indexer)
 _BEGIN = 100_000  # bytes of a file in which a configuration says its model_type
 _NAMES = {  # of what is read, as most configurations call it
     "blocks": "num_hidden_layers",
@@ -479,17 +480,16 @@ class _Reader:
         """The transformer, of which only types have been checked."""
         raw, kind = self.raw, self.kind
         names = {**_NAMES, **kind.names}
-        if kind.recurrence == "states":  # newer ones do not say it beside the pattern
-            raw = self.raw = {names["blocks"]: len(self._patterns()["pattern"])} | raw
+        patterns = self._patterns() if kind.recurrence == "states" else {}
+        if patterns:  # beside which newer ones do not say it
+            raw = self.raw = {names["blocks"]: len(patterns["pattern"])} | raw
         size = {key: self._count(names[key]) for key in names if key != "ffn"}
         heads, head_size = size["heads"], size["hidden"] // max(1, size["heads"])
         head_size = self._count("head_dim", self._count("attention_head_dim", head_size))
         latent = None
         if raw.get("kv_lora_rank"):
-            ranks = {name: self._count(word, 0) for name, word in _LATENT.items()}
-            head_size = self._count("qk_nope_head_dim") + ranks["rotary"]
-            latent = msgspec.convert(ranks, Latent)
-        patterns = self._patterns() if kind.recurrence == "states" else {}
+            latent = self._sized(Latent, _LATENT, dict.fromkeys(_LATENT, 0))
+            head_size = self._count("qk_nope_head_dim") + (latent.rotary if latent else 0)
         has_experts = kind.experts and "E" in patterns.get("pattern", "E")
         experts = self._experts(size["blocks"]) if has_experts else {}
         ffn = 0
@@ -543,14 +543,17 @@ class _Reader:
     def _patterns(self) -> dict[str, str]:
         """The letters of blocks that are half of others, and of those of further tokens."""
         found = dict[str, str]()
-        for name, (letters, words) in _PATTERNS.items():
-            said, listed = self.raw.get(letters), self.raw.get(words)
+        for name, (letters, list_name) in _PATTERNS.items():
+            said, listed = self.raw.get(letters), self.raw.get(list_name)
             if not isinstance(said, str):
-                said = "".join(_HALVES.get(str(word), "?") for word in listed or ())
+                words = listed if isinstance(listed, list) else []
+                said = "".join(_HALVES.get(str(word), "?") for word in words)
             if "further" in name and not self.raw.get(self.kind.further):
                 said = ""
             if others := sorted({*said} - {*_HALVES.values()}):
                 self._refuse(letters, f"blocks of other kinds: {', '.join(others)}")
+            elif not said and name == "pattern":
+                self._refuse(letters, "missing, and layers_block_type, too")
             found[name] = said if not others else ""
         return found
 
@@ -559,20 +562,33 @@ class _Reader:
         raw, rule, found = self.raw, self.kind.recurrence, dict[str, Any]()
         if words := _RECURRENCES.get(rule):
             usual = {"kernel": 4, "chunk": 128}
-            sizes = {name: self._count(word, usual.get(name)) for name, word in words.items()}
-            sizes = {"chunk": _DELTA_CHUNK} | sizes
-            found["recurrence"] = Recurrence(rule=rule or "delta", **sizes)
+            found["recurrence"] = self._sized(
+                Recurrence, words, usual, rule=rule, chunk=_DELTA_CHUNK
+            )
         if rule == "delta":
             found["output_gated"] = raw.get("attn_output_gate", True) is True
         if raw["model_type"] in _INDEXED and raw.get("index_topk"):
-            usual = {"period": 1, "first": 0}
-            sizes = {name: self._count(word, usual.get(name)) for name, word in _INDEXER.items()}
-            sizes["first"] = max(sizes["first"], 1) if sizes["period"] > 1 else 0
-            found["indexer"] = indexer = Indexer(**sizes)
-            there = ["full" if indexer.is_in(i) else "shared" for i in range(blocks)]
+            indexer = self._sized(Indexer, _INDEXER, {"period": 1, "first": 0})
+            if indexer and indexer.period > 1:  # the first block has one in any case
+                indexer = structs.replace(indexer, first=max(1, indexer.first))
+            places = range(blocks) if indexer else ()
+            there = ["full" if indexer and indexer.is_in(i) else "shared" for i in places]
             if raw.get("indexer_types", there) != there:
                 self._refuse("indexer_types", "blocks with an indexer are in no period")
+            found["indexer"] = indexer
         return found | patterns
+
+    def _sized(
+        self, kind: type[_Part], words: Mapping[str, str], usual: Mapping[str, int], **given: object
+    ) -> _Part | None:
+        """The part of a model whose sizes have these words; None where one is none."""
+        sizes = {name: self._count(word, usual.get(name)) for name, word in words.items()}
+        try:
+            return msgspec.convert({**given, **sizes}, kind)
+        except msgspec.ValidationError as error:
+            what = f"{', '.join(words.values())}: {error}"
+            self.faults.append(PartoptError(what, "check them", code="invalid-value"))
+            return None
 
     def _experts(self, blocks: int) -> dict[str, int]:
         """The experts, and which blocks have some."""

@@ -361,7 +361,7 @@ def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
     if about.form and (errors := about.form.errors):
         trust += "; " + "where all is, " * (not computed)
         fitted = "to which one constant is fitted" if about.model.sinks else "outside the fit"
-        fitted = "to some of which one is" if about.model.recurrence else fitted
+        fitted = "to some of which one constant is fitted" if about.model.recurrence else fitted
         trust += (
             f"on {errors.runs} published runs like this ({errors.like}), {fitted}, half within "
             f"{100 * errors.half:.1f} %, one of twenty over {100 * errors.twentieth:.1f} %"

@@ -142,6 +142,28 @@ def test_blocks_that_a_model_has_not_are_told(changes, named):
         raise next(iter(replace(HYBRID, **changes).faults()))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("deepseek-v3.2", {"v_head_dim": 0}, "v_head_dim: Expected `int` >= 1"),
+        ("glm-5", {"index_topk_freq": 0}, "index_topk_freq, index_skip_topk_offset: Expected"),
+        ("glm-5", {"indexer_types": ["full"]}, "indexer_types: blocks with an indexer are in no"),
+        ("nemotron-h-56b", {"chunk_size": 0}, "chunk_size: Expected `int` >= 1"),
+        (
+            "nemotron-h-56b",
+            {"hybrid_override_pattern": None, "layers_block_type": 7},
+            "pattern: missing",
+        ),
+        ("nemotron-h-56b", {"hybrid_override_pattern": "M?"}, "blocks of other kinds: ?"),
+    ],
+)
+def test_wrong_sizes_are_told(name, changes, named):
+    raw = write_config(load_transformer(name)) | changes
+    with pytest.raises(PartoptError) as refused:
+        read_transformer(json.dumps(raw).encode(), "config.json", "mine")
+    assert named in refused.value.message
+
+
 def test_halves_apart_are_what_a_block_of_both_is():
     """A block has the seconds and bytes of its halves."""
     model = replace(LLAMA, ffn=3584)
