@@ -78,8 +78,15 @@ def search_layouts(
     said of it. Raises PartoptError where there is none. Interrupted with the best until then, a
     plan as of a job that fixes its layout.
     """
-    progress("estimating layouts", 0, 1)
-    job, found = choose_graphs(job)
+
+    def first_of_them(until_then: tuple[Job, Found] | None) -> Plan | None:
+        if until_then is None:
+            return None
+        asked, found = until_then
+        return _fix(simulate_layout(asked, training_for(asked), found.fitting[0].layout))
+
+    with found_until_then(first_of_them):
+        job, found = choose_graphs(job, progress)
     training = training_for(job)
     assert found.least
     if not found.fitting:
@@ -91,8 +98,7 @@ def search_layouts(
     def until_then(_: object) -> Plan:
         if not plans:
             plans.append(simulate_layout(job, training, near[0].layout))
-        best = min(plans, key=order_of)
-        return with_modelled(best, asked=modelled_of(best).layout)
+        return _fix(min(plans, key=order_of))
 
     with found_until_then(until_then):
         for done, candidate in enumerate(near):
@@ -128,6 +134,11 @@ def search_layouts(
             progress("estimating what else helps", 0, 1)
             best = finish(best, found)
     return best, found, others
+
+
+def _fix(plan: Plan) -> Plan:
+    """The plan as that of a job that fixes its layout."""
+    return with_modelled(plan, asked=modelled_of(plan).layout)
 
 
 def _simpler(plans: Sequence[Plan], fastest: Plan, found: Found) -> list[Layout]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from partopt.cost.problem import Progress, ignore_progress, share_of
 from partopt.documents.engine import PARTOPT, Engine, Layout
 from partopt.documents.transformer import Calibration, Format, Practice, Transformer
-from partopt.errors import ANSWER_IS_NO, PartoptError, invalid
+from partopt.errors import ANSWER_IS_NO, PartoptError, found_until_then, invalid
 from partopt.job import Job
 from partopt.options import AUTO
 from partopt.search.calibration import calibrate_kinds
@@ -206,31 +207,35 @@ def batch_of(job: Job) -> int:
     return job.global_batch
 
 
-def estimate_layouts(job: Job) -> Found:
+def estimate_layouts(job: Job, progress: Progress = ignore_progress) -> Found:
     """All layouts that have the parts that are asked for, in closed form.
 
-    PartoptError where there is none.
+    PartoptError where there is none, Interrupted with those until then.
     """
     training = training_for(job)
-    found = find_layouts(training, question_of(job))
+    report = share_of(progress, "estimating layouts", 0, 1)
+    found = find_layouts(training, question_of(job), report)
     if found.least is None:
         raise _no_layout(job, training)
     return found
 
 
-def choose_graphs(job: Job) -> tuple[Job, Found]:
+def choose_graphs(job: Job, progress: Progress = ignore_progress) -> tuple[Job, Found]:
     """The job and its layouts, without the graphs that a plan has by itself if one is faster so.
 
     Graphs hold nothing that is made again, and take memory: what frees some may be worth more.
+    Interrupted with what was found until then.
     """
-    found, without = estimate_layouts(job), without_graphs(job)
-    if without is None:
+    with found_until_then(lambda until_then: until_then and (job, until_then)):
+        found = estimate_layouts(job, progress)
+    if (without := without_graphs(job)) is None:
         return job, found
-    if found.fitting:
-        first_s = found.fitting[0].seconds
-        if find_fastest([training_for(without)], question_of(without), first_s) is None:
-            return job, found
-    return without, estimate_layouts(without)
+    with found_until_then(lambda until_then: (without, until_then) if until_then else (job, found)):
+        if found.fitting:
+            first_s = found.fitting[0].seconds
+            if find_fastest([training_for(without)], question_of(without), first_s) is None:
+                return job, found
+        return without, estimate_layouts(without, progress)
 
 
 def question_of(job: Job) -> Question:

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from partopt.documents.engine import MODULES, Layout
+from partopt.errors import found_until_then
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.columns import OF_WAYS, Columns, Question, with_way
 from partopt.transformer.faults import find_faults
@@ -40,33 +41,49 @@ class Found(NamedTuple):
     left_out: list[Estimate]
 
 
-def find_layouts(work: Training, question: Question) -> Found:
+def find_layouts(
+    work: Training, question: Question, report: Callable[[float], None] = lambda share: None
+) -> Found:
     """The layouts that a question asks for.
 
     Those are estimated that may be as fast as `ENOUGH` layouts that fit. Where one fits only with
     all blocks made again, fewer are tried if stages can make them partly again, and modules. Of a
     model with experts those come first that leave room, in small microbatches where no graphs hold
-    what the host starts; and blocks are made again only where nothing fits without.
+    what the host starts; and blocks are made again only where nothing fits without. `report` is
+    called with the share that is done. Interrupted with those until then, if one fits.
     """
     _, batch, limit, fixed, partly, room = question
     room = limit if room is None or not work.model.experts else min(room, limit)
     every, fastest, most = list[Estimate](), dict[Layout, float](), MISSING * limit
-    able = _Able(work, question, _ways(work, fixed), most)
-    for bound_s, core, ways in able.by_seconds(work, partly and fixed.recompute is None):
-        if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
-            break
-        for layout in [with_way(core, way) for way in ways]:
-            candidate = estimate(work, layout, batch, most)
-            every.append(candidate)
-            if candidate.memory_bytes > room or not _is_usual(work, layout, fixed):
-                continue
-            degrees = structs.replace(
-                layout,
-                **dict.fromkeys(("chunks", "microbatch", "schedule", "recompute", "modules")),
-            )
-            fastest[degrees] = min(candidate.seconds, fastest.get(degrees, math.inf))
-            if work.model.experts:
-                break  # what is made again beyond takes longer
+
+    def until_then(_: object) -> Found | None:
+        found = _found_of(work, question, every, room)
+        return found if found.fitting else None
+
+    with found_until_then(until_then):
+        able = _Able(work, question, _ways(work, fixed), most)
+        for bound_s, core, ways in able.by_seconds(work, partly and fixed.recompute is None):
+            report(min(1.0, len(fastest) / ENOUGH))
+            if len(fastest) >= ENOUGH and bound_s > sorted(fastest.values())[ENOUGH - 1]:
+                break
+            for layout in [with_way(core, way) for way in ways]:
+                candidate = estimate(work, layout, batch, most)
+                every.append(candidate)
+                if candidate.memory_bytes > room or not _is_usual(work, layout, fixed):
+                    continue
+                degrees = structs.replace(
+                    layout,
+                    **dict.fromkeys(("chunks", "microbatch", "schedule", "recompute", "modules")),
+                )
+                fastest[degrees] = min(candidate.seconds, fastest.get(degrees, math.inf))
+                if work.model.experts:
+                    break  # what is made again beyond takes longer
+    return _found_of(work, question, every, room)
+
+
+def _found_of(work: Training, question: Question, every: Sequence[Estimate], room: float) -> Found:
+    """What was found where those of `every` were estimated."""
+    _, batch, limit, fixed, partly, _ = question
     fitting = [candidate for candidate in every if candidate.memory_bytes <= limit]
     if partly and fixed.recompute is None:
         fitting += _partly_again(work, fitting, batch, limit)
