@@ -358,8 +358,10 @@ class _ScriptReader:
         marks, variables = "".join(map(mark, sorted(self.reasons))), self.state.variables
         for name in dict.fromkeys(name for branch in taken for name in branch.variables):
             values = [branch.variables.get(name) for branch in taken]
-            same = len(set(values)) == 1
-            variables[name] = values[0] or "" if same else _merge(values, marks or mark(name))
+            if len(set(values)) > 1:
+                variables[name] = _merge(values, marks or mark(name))
+            elif values[0] is not None:
+                variables[name] = values[0]
         self.state.arguments = taken[0].arguments
         leaves = {branch.leaves for branch in taken}
         self.state.leaves = taken[0].leaves if len(leaves) == 1 else ""
@@ -513,12 +515,12 @@ class _ScriptReader:
             case "set" if "pipefail" in rest:
                 self.pipefail = rest[0].startswith("-")
                 return True
-            case "read" | "mapfile" | "readarray":
-                for variable in filter(str.isidentifier, rest):
+            case "getopts" if not state.arguments and not rest[2:]:
+                return False
+            case "read" | "mapfile" | "readarray" | "getopts":
+                for variable in filter(str.isidentifier, [*rest, "OPTARG"]):
                     self.assign(variable, mark(variable))
                 return None
-            case "getopts":
-                return None if state.arguments else False
         printed = self.print(name, rest)
         if printed is None:
             self.output = self.output if name in _SUCCEEDING else None
@@ -807,7 +809,7 @@ class _ScriptReader:
                 value = self.number(inside, known)
                 if value is None:
                     return None
-                return {"-": -value, "!": int(not value), "~": ~value}.get(sign, value)
+                return _in_64_bits({"-": -value, "!": int(not value), "~": ~value}.get(sign, value))
             case {"Type": "BinaryArithm", "Op": "?", "X": test, "Y": {"X": yes, "Y": no}}:
                 holds = self.number(test, known)
                 if holds is not None:
@@ -994,7 +996,8 @@ class _ScriptReader:
         if node.get("Length"):
             value = tuple(present_words(value)) if isinstance(value, tuple) else value
             length = 1 if several and isinstance(value, str) else len(value or "")
-            return mark(name) if unknown_names(_text(value or "")) and not several else str(length)
+            is_text = isinstance(value, str) or not several
+            return mark(name) if is_text and unknown_names(_text(value or "")) else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
         between = _text(self.state.variables.get("IFS", " "))[:1]
         glue = _BREAK if several and "*" not in (key, name) else between
@@ -1038,6 +1041,8 @@ class _ScriptReader:
         elements = [there] if isinstance(there, str) else present_words(there)
         if place is None:
             return mark(key)
+        if place and isinstance(there, str) and UNKNOWN in there:  # it may be of several
+            return there
         found = elements[place] if -len(elements) <= place < len(elements) else _HOLE
         return None if found == _HOLE else found
 
@@ -1136,7 +1141,7 @@ def _spread_name(part: Node) -> str:
         case {"Parts": [{"Type": "ParamExp", "Param": {"Value": "@"}}]}:
             return "@"
         case {"Parts": [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]}:
-            return "" if "Exp" in part["Parts"][0] else str(name)
+            return "" if part["Parts"][0].keys() & {"Exp", "Length"} else str(name)
     return ""
 
 
@@ -1225,7 +1230,12 @@ def _combine(sign: str, left: int | None, right: int | None) -> int | None:
         return None
     if (sign in "/%" and not right) or (sign == "**" and right < 0):
         return None
-    return (int(_OPERATORS[sign](left, right)) + 2**63) % 2**64 - 2**63
+    return _in_64_bits(int(_OPERATORS[sign](left, right)))
+
+
+def _in_64_bits(number: int) -> int:
+    """A number, as what it overflows to."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _literal(text: str, negative: bool) -> int | None:
@@ -1233,7 +1243,7 @@ def _literal(text: str, negative: bool) -> int | None:
     base, sharp, digits = text.rpartition("#")
     base = base if sharp else "8" if re.fullmatch("0[0-9]+", text) else "0"
     with suppress(ValueError):
-        return int(digits, int(base)) * (-1 if negative else 1)
+        return _in_64_bits(int(digits, int(base)) * (-1 if negative else 1))
     return None
 
 

@@ -36,7 +36,10 @@ _SECONDS = 30  # of shfmt
 _BYTES = 300_000_000  # its memory: its JSON is indented, by the square of what lies in each other
 _GROUPS = 50  # braces of a word that are looked at
 _BRACES = re.compile(r"\\.|[{},]|[^\\{},]+", re.S)
-_RANGE = re.compile(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})(?:\.\.-?([0-9]{1,6}))?")
+_RANGE = re.compile(  # of numbers or of letters
+    r"(-?[0-9]{1,6}(?=\.\.[-0-9])|[a-z](?=\.\.[a-z])|[A-Z](?=\.\.[A-Z]))"
+    r"\.\.(-?[0-9]{1,6}|[a-zA-Z])(?:\.\.-?([0-9]{1,6}))?"
+)
 
 
 class BrokenScriptError(PartoptError):
@@ -150,12 +153,16 @@ def expand_braces(parts: Sequence[Node]) -> Iterator[Sequence[Node]]:
 def _alternatives(atoms: Sequence[Node], signs: Sequence[str]) -> list[Sequence[Node]]:
     """What stands between the commas of braces, or the numbers of a range; none for others."""
     if len(signs) == 1 and (bounds := _RANGE.fullmatch(signs[0])):
-        first, last = int(bounds[1]), int(bounds[2])
+        ends, letters = bounds.group(1, 2), str.isalpha(signs[0][0])
+        first, last = map(ord, ends) if letters else map(int, ends)
         step = max(1, int(bounds[3] or 1)) * (1 if last >= first else -1)
-        numbers = range(first, last + (1 if step > 0 else -1), step)[:1000]
-        padded = any(re.match("-?0[0-9]", bound) for bound in bounds.group(1, 2))
-        width = max(map(len, bounds.group(1, 2))) if padded else 0
-        return [[{"Type": "Lit", "Value": f"{n:0{width}}"}] for n in numbers]
+        numbers = range(first, last + (1 if step > 0 else -1), step)
+        if len(numbers) > _MOST:
+            raise _refuse(f"{{{signs[0]}}} does too much to be read")
+        padded = any(re.match("-?0[0-9]", bound) for bound in ends)
+        width = max(map(len, ends)) if padded else 0
+        texts = map(chr, numbers) if letters else (f"{n:0{width}}" for n in numbers)
+        return [[{"Type": "Lit", "Value": text}] for text in texts]
     depth, commas = 0, [-1]
     for n, sign in enumerate(signs):
         depth += (sign == "{") - (sign == "}")

@@ -50,6 +50,12 @@ STATEMENTS = [
     *("IFS=,; B=({w},{n} $A,$A); unset IFS", "A='{w},x y,{n}'", 'IFS=,; A="${{B[*]}}"; B=($A)'),
     *("IFS=$'\\n'; B=($A); IFS=' '", "IFS=, read -r i <<< {w}; B=($A)", "IFS=; B=($A); unset IFS"),
     *("while (( i < 5 )); do i=$((i + {n} + 1)); done", "if true | false; then A={w}; fi"),
+    *("IFS=, read -ra B <<< {w},{n}", "mapfile -t B <<< {w}", 'unset B; A="${{#B[@]}}"'),
+    *(
+        "B=({{a..d}}{w} {{C..A..2}} {{a..{n}}})",
+        "set -- -{w} {n}; while getopts a:Q o; do A=$OPTARG; done",
+    ),
+    *("B=(); if ls | grep -q {w}; then A={w}; fi", "for i in {{1..1{n}2}}; do A+=$i; done"),
 ]
 FILLINGS: dict[str, Sequence[str]] = {
     "w": ["a", "ab", "xyz", "Q"],

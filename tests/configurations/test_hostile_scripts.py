@@ -70,6 +70,25 @@ SCRIPTS = {
     "slices": (f"A={'x' * 99999}; for i in {{1..9999}}; do B=${{A:1}}; done", REFUSED),
     "substitutions in loops": (
         "for i in {1..99}; do for j in {1..99}; do x=$(echo $(echo $j)); done; done", REFUSED),
+    "a long number": (f"train $((0x{'f' * 9999} + 1)) $((1{'0' * 9999} % 7)) $((2#{'1' * 9999}))",
+                      "read"),
+    "products of products": ("A0=3\n" + "".join(f"A{k + 1}='A{k}*A{k}'\n" for k in range(40))
+                             + "train $((A40))", REFUSED),
+    "assignments": ("train $((" + "A=" * 3000 + "1))", REFUSED),
+    "defaults": ("train " + "${A:-" * 3000 + "x" + "}" * 3000, REFUSED),
+    "places": ("train " + "${A[" * 1500 + "0" + "]}" * 1500, REFUSED),
+    "a long here-document": ("cat <<E\n" + "$A $(echo x) " * 20_000 + "\nE\ntrain", REFUSED),
+    "here-documents in a loop": (
+        "for i in {1..999}; do cat <<E\n" + "$i\n" * 300 + "E\ndone", REFUSED),
+    "here-documents in each other": ("".join(f"cat <<E{k}\n$(" for k in range(100)) + "x"
+                                     + "".join(f")\nE{k}\n" for k in range(99, -1, -1)), "read"),
+    "here-strings": ("A=x; for i in {1..60}; do A=$(cat <<< $A$A); done; train $A", "read"),
+    "stars": (f"X={'a' * 999}; train ${{X//{'*a' * 200}/b}} ${{X%%{'?*' * 200}b}}", "read"),
+    "classes": (f"X={'a' * 900}; case $X in {'[a-z]*' * 100}B) A=1;; esac; train", "read"),
+    "patterns in patterns": (
+        f"X={'a' * 900}; [[ $X == +({'a|' * 100}b)+(a|aa)b ]]; train ${{X//+(a|aa)b/}}", "read"),
+    "counted letters": (f"X={'a' * 900}; [[ $X =~ {'a{1,900}' * 3}b || $X =~ ((a+)+)+b ]]; train",
+                        "read"),
 }  # fmt: skip
 
 

@@ -54,6 +54,11 @@ SCRIPTS = {
     "else": 'if [ 3 -gt 4 ]; then A=1; else A=2; fi\nif ! [ -z "$A" ]; then B=3; fi\ntrain $A $B',
     "one of several, not the first": "A=1; [[ ! -n $A && -n $A || $A == 1 ]] && B=x; train $B",
     "other than empty": "A=; train a${A:+1} b${A+2} c${A:-3} d${A-4}",
+    "braces of letters": "train {a..e} {e..a..2} {C..A} {a..3} {3..a} {a..a} x{b..c}y {aa..c}",
+    "numbers beyond 64 bits": "X=99999999999999999999; train $((0x1ffffffffffffffff)) $((X + 1)) "
+    "$((18446744073709551617)) $((-9223372036854775808)) $((-(-9223372036854775807 - 1)))",
+    "a long range": "for i in {1..2000}; do A=$i; done; train $A",
+    "how many there are": 'A=(1); unset A; train "${#A[@]}" "${#B[@]}"',
     "braces behind a name": "X1=a; X=z; train $X{1,.2} ${X}{1,2}",
     "if without else": "A=1\nif [ $A = 2 ]; then A=3; fi\nif [ $A = 4 ]; then A=5; fi\ntrain $A",
     "both and either": 'A=1\nif [ $A -eq 1 ] && [ -n "" ]; then B=x; else B=y; fi\n'
@@ -409,6 +414,7 @@ def test_commands_in_words_are_run(script, flags):
         ("if [ $# -lt 2 ]; then echo usage; exit 1; fi\ntrain ${1:-d}", ["d"]),
         ('[ -z "$DATA" ] && exit 1\nA=1\ntrain $A', ["1"]),
         ("A=1\nif [ -f x ]; then A=2; exit; fi\ntrain $A", ["1"]),
+        ("B=()\nif [ -f x ]; then A=2; fi\ntrain ${#B[@]}", ["0"]),
         ("case $M in 7B) A=1;; *) A=3; exit 1;; esac\nA=2\ntrain $A", ["2"]),
         ("getopts ab o && A=1\nA=${A:-0}\ntrain $A", ["0"]),
     ],
@@ -421,6 +427,8 @@ def test_what_is_set_nowhere_is_empty_in_conditions(script, words):
     ("script", "names"),
     [
         ("while read -r a; do B=$a; done <x\ntrain $B", ["B"]),
+        ("IFS=, read -ra A <<< 0,1; mapfile B < x\ntrain ${#A[@]} ${A[1]} ${B[1]}", ["A", "B"]),
+        ("while getopts n: o -n 4; do N=$OPTARG; done; train $N", ["N"]),
         ("A=1\nwhile ping; do A=$((A*2)); done\ntrain $A", ["A"]),
         ("A=1\nfor i in 1 2; do if [ -f x ]; then break; fi; A=$((A*2)); done\ntrain $A", ["A"]),
         ("A=1\nwhile true; do A=2; A=$((A+1)); B=$A; done\ntrain $B", []),
