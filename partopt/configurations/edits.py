@@ -25,6 +25,7 @@ _WORD = r"(?:'[^'\n]*'|\$\(\([^\n]*?\)\)|\$\{[^}\n]*\}|(?!--)[^\s\"'\\;|&()]"
 _IN_QUOTES, _BARE = rf"{_WORD})+", rf"{_WORD}|\"[^\"\n]*\")+"
 _VARIABLE = re.compile(r"\"?\$(?:(\w+)|\{(\w+)\}|\{(\w+):?[-=](?P<default>[^{}]*)\})\"?")
 _DECLARING = r"(?:(?:export|local|readonly|declare|typeset)[ \t]+(?:-\w+[ \t]+)*)?"
+_TRIES = 20  # of places
 _HEADER = re.compile(r"^[ \t]*\[([^\[\]\n]+)\][^\n]*$", re.M)
 _KEY = re.compile(r"^[ \t]*([\w.-]+)[ \t]*=[ \t]*(\[[^\]]*\]|\"[^\"\n]*\"|'[^'\n]*'|[^#\n]*)", re.M)
 
@@ -197,16 +198,16 @@ def _assign(plain: str, name: str, value: object, depth: int = 0) -> Iterator[Ed
 def _edit_entries(
     text: str, name: str, written: str, entries: Sequence[_Entry], beside: Sequence[str]
 ) -> Iterator[list[Edit]]:
-    """In the last entry of the name, in all of them, or in one that is added."""
+    """In one entry of the name, the last first, in all of them, or in one that is added."""
     found = [entry for entry in entries if _matches(entry.path, name)]
     if found:
-        yield [Edit(found[-1].start, found[-1].stop, written)]
+        yield from ([Edit(entry.start, entry.stop, written)] for entry in found[::-1][:_TRIES])
         yield [Edit(entry.start, entry.stop, written) for entry in found]
         return
     section, _, key = name.rpartition(".")
     inside = [entry for entry in entries if _matches(entry.path.rpartition(".")[0], section)]
     near = [entry for other in beside for entry in entries if _matches(entry.path, other)]
-    for entry in (inside if section else near)[:3]:
+    for entry in (inside if section else near)[:_TRIES]:
         as_there = key.replace("_", "-") if re.match(r"[\w.]*-", entry.path) else key
         yield [Edit(entry.line, entry.line, entry.form.format(as_there, written))]
 

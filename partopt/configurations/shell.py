@@ -651,7 +651,8 @@ class _ScriptReader:
         elements = present_words(before) if isinstance(before, tuple) else [_as_word(before)]
         place = self.whole(index)
         place = place + len(elements) if place is not None and place < 0 else place
-        if place is None or not 0 <= place < _PATTERNED:
+        of_several = isinstance(before, str) and UNKNOWN in before  # it may be
+        if place is None or of_several or not 0 <= place < _PATTERNED:
             self.assign(name, mark(name))
             return
         elements += [_HOLE] * (place - len(elements))

@@ -154,8 +154,8 @@ def _set(
 def _says(settings: Settings, name: str, value: object) -> bool:
     """Whether a text gives a setting a value; none where that is None or False."""
     said = settings.value(name)
-    if value in (None, False):
-        return said in (None, False)
+    if value in (None, False) or not settings.states(name):
+        return said in (None, False) and value in (None, False)
     if isinstance(said, list) and not isinstance(value, list):
         return False
     words, others = (
@@ -167,7 +167,10 @@ def _says(settings: Settings, name: str, value: object) -> bool:
 
 
 def _keeps(settings: Settings, changed: Settings, wanted: Iterable[str]) -> bool:
-    """Whether the settings that are not wanted otherwise have the values that they had."""
+    """Whether the settings that are not wanted otherwise have the values that they had.
+
+    What a document computes from others follows these.
+    """
     names = {spelled for name in wanted for spelled in _find_names(settings, name)} | {*wanted}
     kept = settings.values.keys() - settings.variables
     return all(
@@ -175,6 +178,7 @@ def _keeps(settings: Settings, changed: Settings, wanted: Iterable[str]) -> bool
         for name in kept
         if not any(f".{other}." in f".{name}." for other in names)  # it, or what is inside it
         and not isinstance(settings.values[name], dict)
+        and not re.search(rf"^\W*{re.escape(name.rpartition('.')[2])}:.*\$\{{", settings.text, re.M)
     )
 
 

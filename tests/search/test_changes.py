@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 
 import pytest
 from msgspec import structs
@@ -15,7 +16,7 @@ from partopt.search import judging
 from partopt.search.changes import change_text
 from partopt.search.jobs import read_job
 from tests.golden.test_readings import READINGS
-from tests.trainers.test_configured import REGISTRY
+from tests.trainers.test_configured import REGISTRY, TOML
 
 LAYOUTS = [
     "tp=8,pp=1,chunks=1,cp=1",
@@ -178,6 +179,37 @@ def test_a_program_imports_what_a_change_needs(imported):
         assert changes.text.replace(line, "").startswith(imported)
         assert f"activation_checkpoint={name}" in changes.text
         ast.parse(changes.text)
+
+
+def test_other_functions_of_a_program_stay():
+    others = "".join(REGISTRY.replace("llama3_8b", f"other_{k}") for k in range(4))
+    text = others + REGISTRY + others.replace("other", "further")
+    job, _ = read_job("torchtitan", text, CLUSTER, function="llama3_8b")
+    layout = "tp=4,pp=1,chunks=1,recompute=always,microbatch=1,cp=1"
+    yours, other = judging.plan_layout(job), plan_another(job, layout)
+    changes = change_text(text, yours, other, function="llama3_8b")
+    assert changes.says_all and "global_batch_size" in changes.text
+    assert changes.text.startswith(others)
+    assert changes.text.endswith(others.replace("other", "further"))
+
+
+def test_what_a_default_says_is_written_where_the_plan_has_it_otherwise():
+    text = re.sub(r'.activation_checkpoint.\nmode = "full"\n', "", TOML)
+    job, _ = read_job("torchtitan", text, CLUSTER)
+    assert job.layout.recompute == "selective" and "activation_checkpoint" not in text
+    other = plan_another(job, "tp=2,pp=1,chunks=1,recompute=never,microbatch=1,cp=1")
+    changes = change_text(text, judging.plan_layout(job), other)
+    assert changes.says_all and '[activation_checkpoint]\nmode = "none"' in changes.text
+
+
+def test_what_a_document_computes_follows():
+    trainer, text, options = TRAININGS["configured: nemo"]
+    text += "\nexp:\n  ranks: ${multiply:${model.tensor_model_parallel_size}, 2}\n"
+    job, _ = read_job(trainer, text, CLUSTER, **options)
+    other = plan_another(job, "tp=2,pp=4,chunks=1,cp=1")
+    changes = change_text(text, judging.plan_layout(job), other)
+    assert changes.says_all and not changes.by_hand
+    assert "tensor_model_parallel_size: 2" in changes.text and "${multiply" in changes.text
 
 
 def test_a_batch_of_other_servers_is_noted():
