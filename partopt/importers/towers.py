@@ -12,10 +12,7 @@ import msgspec
 
 from partopt.documents.transformer import Tower
 
-_KNOWN = {
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_vision_encoder"),
-    *("clip_vision_model", "siglip_vision_model", "intern_vit_6b", "internvl_vision"),
-}
+_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni", "qwen3_vl", "qwen3_omni", "qwen3_5")
 _LARGE = 2**40
 _FIXED = {"clip_vision_model", "siglip_vision_model", "intern_vit_6b", "internvl_vision"}
 
@@ -26,7 +23,7 @@ def read_tower(said: Mapping[str, Any], whole: Mapping[str, Any], hidden: int) -
     `whole` is the configuration in which it stands. Of Qwen's the oldest have no `model_type`.
     """
     kind = said.get("model_type", "qwen2_5_vl" if "spatial_merge_size" in said else "")
-    if kind not in _KNOWN:
+    if not isinstance(kind, str) or not (kind in _FIXED or kind.startswith(_QWEN)):
         return None
 
     def number(*names: str, usual: float = 0) -> float:

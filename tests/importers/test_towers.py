@@ -77,9 +77,17 @@ def test_pictures_of_one_size_have_its_tokens_and_windows_are_seen():
     assert windowed.seen(16) == 64
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder"])
+def test_later_ones_of_qwen_are_read_as_qwen3_vl_without_what_they_lack(kind):
+    said = SO400M | {"patch_size": 16, "num_position_embeddings": 2304}
+    like = tower_of({"model_type": "qwen3_vl", **said, "deepstack_visual_indexes": [8]})
+    assert like.parameters - tower_of({"model_type": kind, **said}).parameters == 4608 * 8704
+
+
 def test_what_reads_pictures_and_is_not_known_leaves_the_text_alone():
     assert tower_of({"model_type": "pixtral", **LARGE}) is None
     assert tower_of({}) is None
+    assert tower_of({"model_type": 3, **LARGE}) is None
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
