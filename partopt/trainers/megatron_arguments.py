@@ -19,7 +19,7 @@ from partopt.documents.engine import MODULES, STATE, Layout, Recompute
 from partopt.documents.stage import Shard
 from partopt.documents.transformer import ADAPTED, OFFLOADED, Format, Latent, Numerics, Transformer
 from partopt.importers.hugging_face import find_transformer, named_transformer
-from partopt.trainers.megatron_mixers import read_mixers, read_pattern
+from partopt.trainers.megatron_mixers import PATTERNS, read_mixers, read_pattern
 from partopt.trainers.megatron_model import (
     BUCKET_ITEM,
     EXPERTS,
@@ -198,16 +198,20 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
     experts = settings.count("num_experts", default=usual("experts", 0)) or 0
     apart = settings.has("untie_embeddings_and_output_weights")
     share = settings.find("share_embeddings_and_output_weights") if fields else None
-    tied = usual("tied", True) and not apart if share is None else bool(share)
+    pattern = read_pattern(settings)
+    provided = bool(fields and pattern.letters)  # by Bridge's provider of hybrids
+    tied = usual("tied", not provided)
+    tied = tied and not apart if share is None else bool(share)
     rotary = settings.find("position_embedding_type") in ("rope", "yarn")
     rotary = rotary or settings.has("use_rotary_position_embeddings") or usual("rotary", False)
-    pattern = read_pattern(settings)
-    blocks = len(pattern.letters) or settings.count("num_layers", default=usual("blocks")) or 1
+    usual_blocks = len(pattern.letters) or usual("blocks")
+    blocks = settings.count("num_layers", default=usual_blocks) or 1
+    blocks = len(pattern.letters) or blocks
     blocks = min(blocks - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
     window, full_period = _window(settings, blocks, base)
     latent = _latent(settings, base, fields)
     stated = [settings.find(name) for name in ("hidden_dropout", "attention_dropout")]
-    dropouts = [usual("dropout", True) if value is None else value for value in stated]
+    dropouts = [usual("dropout", not provided) if value is None else value for value in stated]
     shape: dict[str, Any] = {
         "blocks": blocks,
         "hidden": hidden,
@@ -272,6 +276,7 @@ def _experts(
         for name, field in EXPERTS.items()
     }
     found |= {"experts": experts, "dense_first": first, "experts_period": period}
+    found |= {"groups": 0, "groups_per_token": 0} if found["groups"] == 1 else {}
     if not (first or shape["pattern"]) and period == 1:  # no block is dense
         found["ffn"] = named.ffn if named else 0
     return found
@@ -407,6 +412,8 @@ def _read_numerics(
     """What no time depends on; what depends on a variable is as if it were not said."""
     named = base.numerics if base else None
     usual = named or structs.replace(usual_numerics(gated), norm="layer", bias="all")
+    if fields and named is None and settings.has(*PATTERNS):  # its provider of hybrids
+        usual = structs.replace(usual, norm="rms", bias="none")
 
     def number(name: str, default: float) -> float:
         value = settings.known(name)

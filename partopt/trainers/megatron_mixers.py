@@ -42,6 +42,7 @@ _USUAL |= {"dsa_indexer_topk_freq": 1, "dsa_indexer_skip_topk_offset": 0}
 _CHUNKS: Mapping[Rule, int] = {"states": 128, "delta": 64}
 _KERNEL = 4
 PATTERN = "hybrid_layer_pattern"
+PATTERNS = (PATTERN, "hybrid_override_pattern")  # newer and older
 VARIANT = "experimental_attention_variant"
 _DELTA_VARIANTS = ("gated_delta_net", "gdn")
 _SPEC = ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
@@ -97,10 +98,8 @@ def unsaid_sizes(model: Transformer) -> str:
 
 def read_pattern(settings: Settings) -> Pattern:
     """The pattern of blocks that are half of others, in its newer form or in the older one."""
-    said = settings.find(PATTERN, "hybrid_override_pattern")
-    if not isinstance(said, str):
-        return Pattern()
-    main, *others = said.split("/")
+    said = settings.find(*PATTERNS)
+    main, *others = said.split("/") if isinstance(said, str) else [""]
     older = settings.find("mtp_hybrid_override_pattern")
     if isinstance(older, str) and not others:
         others = [older] * (settings.count("mtp_num_layers", default=0) or 0)
@@ -163,7 +162,7 @@ def _sizes(
 
 def find_other_blocks(settings: Settings, others: re.Pattern[str]) -> Iterator[str]:
     """Arguments that are of other blocks than attention, where none says of which."""
-    if settings.has(PATTERN, "hybrid_override_pattern", VARIANT):
+    if settings.has(*PATTERNS, VARIANT):
         return
     if settings.has("spec") and others.search(str(settings.find("spec"))):
         yield "spec"

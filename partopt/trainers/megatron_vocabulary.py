@@ -20,12 +20,15 @@ _TOKENIZERS = {
     r"llama-?_?2|llamatokenizer": 32_000,
     r"mixtral-8x|mistral-7b-v0\.1": 32_000,
     r"qwen-?2\.?5|qwen2": 151_936,  # 152,064 of those of 7 billion and more
+    r"qwen-?3[._]5": 248_320,
     r"qwen-?3": 151_936,
     r"bigscience/(bloom|tokenizer)|bloomtokenizer": 250_680,
     r"deepseek-(v3|r1)": 129_280,
     r"deepseek-v2": 102_400,
     r"kimi-k2|moonlight": 163_840,
     r"glm-?4\.5": 151_552,
+    r"glm-?5": 154_880,
+    r"nemotron-(3|h)-": 131_072,
     r"gpt-oss": 201_088,
 }
 _QWEN_WIDE, _WIDE = 152_064, 3584

@@ -173,3 +173,32 @@ def test_torchtitan_writes_its_models_and_no_others():
     assert "from torchtitan.models.qwen3_5.config_registry import qwen35_35b_a3b as base" in text
     with pytest.raises(PartoptError, match="it has no model of such blocks"):
         export_plan(planned(MODELS["delta"], "torchtitan", **layout), "torchtitan")
+
+
+PROVIDED = f'''
+from megatron.bridge.models.hybrid.hybrid_provider import HybridModelProvider
+
+
+def recipe():
+    cfg = ConfigContainer()
+    cfg.model = HybridModelProvider(
+        hybrid_override_pattern="{LETTERS}", hidden_size=4096, ffn_hidden_size=2688,
+        num_attention_heads=32, num_query_groups=2, kv_channels=128, mamba_num_heads=128,
+        num_moe_experts=512, moe_router_topk=22, moe_ffn_hidden_size=2688, moe_latent_size=1024,
+        moe_shared_expert_intermediate_size=5376, moe_router_num_groups=1,
+        moe_router_group_topk=1, seq_length=8192, mtp_num_layers=2,
+        mtp_hybrid_override_pattern="*E", expert_model_parallel_size=8,
+    )
+    cfg.tokenizer.tokenizer_model = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16"
+    cfg.train.global_batch_size, cfg.train.micro_batch_size = 64, 1
+    return cfg
+'''
+
+
+def test_a_provider_of_bridge_has_other_defaults_than_megatron():
+    asked, notes = read_job("megatron-bridge", PROVIDED, CLUSTER, function="recipe")
+    shipped = replace(load_transformer("nemotron-3-super-120b-a12b"), further=2)
+    found = replace(asked.model, name=shipped.name, numerics=shipped.numerics)
+    assert found == shipped
+    assert asked.model.numerics.norm == "rms" and asked.model.numerics.bias == "none"
+    assert "a vocabulary of 131,072, by the name" in notes[0]
