@@ -185,11 +185,13 @@ class Improvement:
                 yield Candidate(shape)
 
     def begin_with(self, others: Iterable[Partition]) -> None:
-        """Keep the stages of other searches that are as good as what was found."""
+        """Keep the stages of other searches that are better than what was found."""
         params = self.params.plans
-        for shape in self._shapes_of(others):
-            if self.evaluator.costs.slowest_s(shape) < self.search.best_s:
-                self.search.keep(Candidate(shape), params.of_kind, max(params.rounds))
+        for candidate in map(Candidate, self._shapes_of(others)):
+            best_s = self.search.best_s
+            is_open = self.evaluator.lower_bound_s(candidate, best_s) < best_s
+            if is_open and self.evaluator.best(candidate, best_s)[0] < best_s:
+                self.search.keep(candidate, params.of_kind, max(params.rounds))
 
     def _shapes_of(self, others: Iterable[Partition]) -> Iterator[Shape]:
         """Plans of others that cut where this chain may be cut, and with better cuts."""
