@@ -232,7 +232,9 @@ class _ScriptReader:
             if "Hdoc" in redirect:
                 body = redirect["Hdoc"]
                 is_literal = re.search(r"['\"\\]", word["Written"])
-                texts.append(body["Written"] if is_literal else self.text(body, quotes="<<"))
+                literal = "".join(part.get("Value", "") for part in body.get("Parts", ()))
+                text = literal if is_literal else self.text(body, quotes="<<")
+                texts.append(re.sub(r"^\t+", "", text, flags=re.M) if sign == "<<-" else text)
             elif sign == "<<<":
                 texts.append(self.text(word))
             elif ">" in sign and not sign.endswith("&"):
@@ -521,7 +523,8 @@ class _ScriptReader:
                 for variable in filter(str.isidentifier, [*rest, "OPTARG"]):
                     self.assign(variable, mark(variable))
                 return None
-        printed = self.print(name, rest)
+        here = texts[-1] if name == "cat" and texts and not rest and not writes else None
+        printed = self.print(name, rest) if here is None else here
         if printed is None:
             self.output = self.output if name in _SUCCEEDING else None
             self.found.commands.append(written)

@@ -57,6 +57,8 @@ SCRIPTS = {
     "braces of letters": "train {a..e} {e..a..2} {C..A} {a..3} {3..a} {a..a} x{b..c}y {aa..c}",
     "numbers beyond 64 bits": "X=99999999999999999999; train $((0x1ffffffffffffffff)) $((X + 1)) "
     "$((18446744073709551617)) $((-9223372036854775808)) $((-(-9223372036854775807 - 1)))",
+    "here-documents": "N=3; X=$(cat <<E\n{'x': $N, \\$N}\n\ty\nE\n); Y=$(cat <<-'E'\n"
+    '\ta $N\n\t\tb\n\tE\n); train "$X" $Y "$(cat <<< "a  b")"',
     "a long range": "for i in {1..2000}; do A=$i; done; train $A",
     "how many there are": 'A=(1); unset A; train "${#A[@]}" "${#B[@]}"',
     "braces behind a name": "X1=a; X=z; train $X{1,.2} ${X}{1,2}",
