@@ -196,22 +196,15 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
         groups = 1
     width = settings.count("ffn_hidden_size", default=usual("ffn", dense)) or 0
     experts = settings.count("num_experts", default=usual("experts", 0)) or 0
-    apart = settings.has("untie_embeddings_and_output_weights")
-    share = settings.find("share_embeddings_and_output_weights") if fields else None
     pattern = read_pattern(settings)
     provided = bool(fields and pattern.letters)  # by Bridge's provider of hybrids
-    tied = usual("tied", not provided)
-    tied = tied and not apart if share is None else bool(share)
     rotary = settings.find("position_embedding_type") in ("rope", "yarn")
     rotary = rotary or settings.has("use_rotary_position_embeddings") or usual("rotary", False)
-    usual_blocks = len(pattern.letters) or usual("blocks")
-    blocks = settings.count("num_layers", default=usual_blocks) or 1
-    blocks = len(pattern.letters) or blocks
-    blocks = min(blocks - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
+    stated = len(pattern.letters)
+    blocks = settings.count("num_layers", default=stated or usual("blocks")) or 1
+    blocks = min((stated or blocks) - len(_noop_blocks(settings)), _MOST + 1)  # more are refused
     window, full_period = _window(settings, blocks, base)
     latent = _latent(settings, base, fields)
-    stated = [settings.find(name) for name in ("hidden_dropout", "attention_dropout")]
-    dropouts = [usual("dropout", not provided) if value is None else value for value in stated]
     shape: dict[str, Any] = {
         "blocks": blocks,
         "hidden": hidden,
@@ -223,8 +216,8 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
         "gated": gated,
         "causal": usual("causal", not re.search(_OF_BERT, settings.text)),
         "rotary": rotary or latent is not None,
-        "dropout": any(map(bool, dropouts)),
-        "tied": tied,
+        "dropout": _has_dropout(settings, usual("dropout", not provided)),
+        "tied": _is_tied(settings, usual("tied", not provided), fields),
         "latent": latent,
         "window": window,
         "full_period": full_period,
@@ -236,15 +229,26 @@ def _model(settings: Settings, trainer: str, ranks: int) -> Transformer:
         **read_mixers(settings, base, pattern, hidden, blocks),
     }
     if latent:
-        unturned = usual("head_size", 192) - usual("latent", latent).rotary
-        shape["head_size"] = (settings.count("qk_head_dim", default=unturned) or 0) + latent.rotary
-    if pattern.letters and "-" not in pattern.letters:
-        shape["ffn"] = 0
+        rest = usual("head_size", 192) - usual("latent", latent).rotary
+        shape["head_size"] = (settings.count("qk_head_dim", default=rest) or 0) + latent.rotary
     if experts > 1:
         shape |= _experts(settings, trainer, experts, shape, base)
     if len(settings.faults) > before:  # without which there is no shape
         settings.check()
     return name_shape(settings, shape, ranks)
+
+
+def _is_tied(settings: Settings, usual: bool, fields: bool) -> bool:
+    """Whether embedding and head share their weight."""
+    apart = settings.has("untie_embeddings_and_output_weights")
+    share = settings.find("share_embeddings_and_output_weights") if fields else None
+    return usual and not apart if share is None else bool(share)
+
+
+def _has_dropout(settings: Settings, usual: bool) -> bool:
+    """Whether some of attention or behind it is dropped."""
+    stated = [settings.find(name) for name in ("hidden_dropout", "attention_dropout")]
+    return any(usual if value is None else bool(value) for value in stated)
 
 
 def _feed_forward(settings: Settings, hidden: int, usual: bool, fields: bool) -> tuple[bool, int]:
@@ -277,7 +281,8 @@ def _experts(
     }
     found |= {"experts": experts, "dense_first": first, "experts_period": period}
     found |= {"groups": 0, "groups_per_token": 0} if found["groups"] == 1 else {}
-    if not (first or shape["pattern"]) and period == 1:  # no block is dense
+    pattern = shape["pattern"]
+    if "-" not in pattern if pattern else not first and period == 1:  # no block is dense
         found["ffn"] = named.ffn if named else 0
     return found
 

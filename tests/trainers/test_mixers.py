@@ -80,7 +80,6 @@ def test_a_pattern_says_stages_and_further_tokens():
 
 SUPER = """
 torchrun pretrain_hybrid.py --num-experts 512 --moe-grouped-gemm --moe-router-topk 22
-  --moe-ffn-hidden-size 2688
   --moe-shared-expert-intermediate-size 5376 --moe-token-dispatcher-type alltoall
   --moe-latent-size 1024 --is-hybrid-model --mamba-num-heads 128 --mamba-head-dim 64
   PATTERN --untie-embeddings-and-output-weights --disable-bias-linear
