@@ -1,9 +1,11 @@
 """What commands say beside their page, letter by letter: notes, errors, hints, what comes next."""
 
+import math
 import shlex
 
 import pytest
 
+from partopt.report import pages
 from tests.helpers import ROOT, flat
 from tests.importers.test_pipedream import graph, node
 from tests.trainers.models import transformer
@@ -68,6 +70,7 @@ topology show v100-pcie -o mine.yaml
 def said(partopt, profile_file, topology_file, tmp_path, monkeypatch):
     """Of each command its exit code, how its output begins and ends, and all else that it says."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pages, "_NOTED_S", math.inf)  # times of checks, which may wrap lines
     profile_file(transformer())
     topology_file(flat(4, 10e9, memory_bytes=16 * 10**9))
     (tmp_path / "graph.txt").write_text(graph([node(1, "A()"), node(2, "B()", 5, 0.1)], (1, 2)))
