@@ -30,6 +30,7 @@ from partopt.search.layout_questions import (
     run_with_facts,
     training_for,
 )
+from partopt.search.ranking import order_of
 from partopt.trainers import TRAINERS
 from partopt.trainers.trainer import Lever
 from partopt.transformer.as_profile import estimate_again
@@ -322,7 +323,7 @@ def with_levers(
     """
     switches = Switches(job, found, progress, before)
     alone, together = [*switches.alone()], switches.worth(switches.combine(switches.levers))
-    if plan.fits and is_apart(plan):
+    if plan.fits:
         alone = [row for one in alone if (row := _simulate(job, one, plan))]
         together = _simulate(job, together, plan) if together else None
     best_s = min((lever.iteration_s for lever in alone), default=math.inf)
@@ -341,15 +342,24 @@ def with_levers(
 
 
 def _simulate(job: Job, worth: Worth, plan: Plan) -> Worth | None:
-    """What switches are worth beside a plan, as simulated; None if that is nothing."""
+    """What switches are worth beside a plan, simulated where that may be another time.
+
+    So it is beside a plan that is far from its closed form, and of free cuts with several chunks;
+    the plan's layout may then be the better one. None if that is nothing.
+    """
     assert isinstance(job.model, Transformer)
     stated = {**job.facts, **worth.facts, **({"graphs": worth.graphs} if worth.graphs else {})}
     asked = job.with_(facts=TRAINERS.lookup(job.trainer).spell_recipe(stated, job.model.name))
-    found, before_s = simulate_layout(asked, training_for(asked), worth.layout), seconds_of(plan)
+    training, before_s = training_for(asked), seconds_of(plan)
+    if not is_apart(plan) and (training.practice.ends != "free" or worth.layout.chunks == 1):
+        return worth
+    layouts = dict.fromkeys([worth.layout, modelled_of(plan).layout])
+    able = [one for one in layouts if not any(find_faults(training, one, batch_of(job)))]
+    found = min((simulate_layout(asked, training, one) for one in able), key=order_of)
     if not found.fits or seconds_of(found) > (1 - _HELPS) * before_s:
         return None
-    saved = 1 - seconds_of(found) / before_s
-    return structs.replace(worth, iteration_s=seconds_of(found), saved=saved)
+    saved, layout = 1 - seconds_of(found) / before_s, modelled_of(found).layout
+    return structs.replace(worth, iteration_s=seconds_of(found), saved=saved, layout=layout)
 
 
 def find_challenger(job: Job, found: Found, best: Estimate) -> Challenger | UnsetType:

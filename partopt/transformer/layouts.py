@@ -60,6 +60,7 @@ def find_layouts(
         found = _found_of(work, question, every, room)
         return found if found.fitting else None
 
+    report(0.0)
     with found_until_then(until_then):
         able = _Able(work, question, _ways(work, fixed), most)
         for bound_s, core, ways in able.by_seconds(work, partly and fixed.recompute is None):
@@ -107,7 +108,10 @@ def _found_of(work: Training, question: Question, every: Sequence[Estimate], roo
 def _partly_again(
     work: Training, fitting: Sequence[Estimate], batch: int, limit: float
 ) -> Iterator[Estimate]:
-    """Those that fit only with all blocks made again, the fastest, with fewer; and with modules."""
+    """Those that fit only with all blocks made again, with fewer of them, and with modules.
+
+    They are the fastest with as many blocks made again as bring them down to the limit, about.
+    """
     kept = {found.layout for found in fitting if found.layout.recompute == "never"}
     again = [
         found
@@ -115,8 +119,15 @@ def _partly_again(
         if found.layout.recompute == "always"
         and structs.replace(found.layout, recompute="never") not in kept
     ]
+
+    def about_s(found: Estimate) -> float:
+        keeping = estimate(work, structs.replace(found.layout, recompute="never"), batch)
+        freed = keeping.memory_bytes - found.memory_bytes
+        made = min(1.0, (keeping.memory_bytes - limit) / freed) if freed > 0 else 1.0
+        return keeping.seconds + made * (found.seconds - keeping.seconds)
+
     ways = [] if work.model.experts else _ways_by_modules(work)
-    for layout in [found.layout for found in sorted(again, key=lambda one: one.seconds)[:FEWER]]:
+    for layout in [found.layout for found in sorted(again, key=about_s)[:FEWER]]:
         fewer = _fewer_again(work, layout, batch, limit)
         if fewer and fewer != layout:
             yield estimate(work, fewer, batch)
@@ -192,10 +203,12 @@ class _Able:
             columns = columns.take(np.isin(columns.b, [b for b, able in sizes.items() if able]))
         self._columns = columns.take(columns.state_bytes(work) <= most)
         self._bytes = np.full(len(self._columns.rows), math.inf)
-        for way in dict.fromkeys(self._ways[:1] + self._ways[-1:]):
-            able = self._columns.allow(work, way)
-            needed = np.where(able, self._columns.bytes(work, way), math.inf)
-            self._bytes = np.minimum(self._bytes, needed)
+        left = np.ones(len(self._bytes), bool)  # of which no way that frees most is allowed yet
+        for way in [*self._ways[:0:-1], *self._ways[:1]]:
+            able = self._columns.allow(work, way) & (left | (way is self._ways[0]))
+            needed = self._columns.take(able).bytes(work, way)
+            self._bytes[able] = np.minimum(self._bytes[able], needed)
+            left &= ~able
         fits = self._bytes <= most
         self._columns, self._bytes = self._columns.take(fits), self._bytes[fits]
 

@@ -58,7 +58,7 @@ def test_a_long_name_is_shortened(partopt, name):
     ):
         outcome = partopt(*arguments)
         assert outcome.code == 2
-        assert len(outcome.errors) == 1 and len(outcome.err) < 1000
+        assert len(outcome.errors) == 1 and len(outcome.err) < 1200
 
 
 def test_a_long_schedule_is_no_file(partopt, synchronous):

@@ -231,8 +231,8 @@ def test_an_unknown_model_is_told_the_nearest_one(partopt, given, meant):
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("gemma2-9b", "known: bert-{base,large}, deepseek-v3, glm-{4.5,4.5-air}, "),
-        ("phi-2", "known: bert-{base,large}, deepseek-v3, glm-{4.5,4.5-air}, "),
+        ("gemma2-9b", "known: bert-{base,large}, deepseek-{v3,v3.2}, glm-{4.5,4.5-air,5}, "),
+        ("phi-2", "known: bert-{base,large}, deepseek-{v3,v3.2}, glm-{4.5,4.5-air,5}, "),
         ("qwen2.5-70b", "known: qwen1.5-moe-a2.7b, qwen2.5-{0.5b,1.5b,14b,"),
     ],
 )

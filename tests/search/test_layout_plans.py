@@ -326,10 +326,12 @@ CUT = job_of("llama3-8b", 2, "megatron", 128, 8192, "tp=2,pp=8,microbatch=1")
 def test_progress_is_that_of_estimates_and_of_every_simulation():
     told = []
     solve(CUT, lambda *own: told.append(own))
-    assert told[0] == ("estimating layouts", 0, 1)
-    of, done = told[1][2], len(told) - 2  # fewer where the others cannot be faster
+    estimated = [done for what, done, of in told if (what, of) == ("estimating layouts", 100)]
+    assert estimated[0] == 0 and estimated == sorted(estimated) and len(estimated) > 1
+    told = told[len(estimated) :]
+    of, done = told[0][2], len(told) - 1  # fewer where the others cannot be faster
     assert 1 < done <= of
-    assert told[1:-1] == [("simulating layouts", n, of) for n in range(done)]
+    assert told[:-1] == [("simulating layouts", n, of) for n in range(done)]
     assert told[-1] == ("estimating what else helps", 0, 1)
 
 
@@ -583,15 +585,16 @@ def test_more_layouts_are_simulated_where_simulations_part(monkeypatch, place, m
 
     monkeypatch.setattr("partopt.search.layout_plans.simulate_layout", simulate_quickly)
     best = seconds_of(solve(asked, lambda *own: told.append(own)).plan)
-    assert best == min(taken[own.layout] for own in ranked[: len(told) - 2])
+    simulated = sum(what == "simulating layouts" for what, *_ in told)
+    assert best == min(taken[own.layout] for own in ranked[:simulated])
     least = USUALLY * (factor if more else 1.0)
     may, usual = (sum(own.seconds * share <= best for own in ranked) for share in (least, USUALLY))
-    assert len(told) - 2 == max(JUDGED, may)
+    assert simulated == max(JUDGED, may)
     assert (may > usual) == more
 
 
 # what a second or two answers, of every trainer and cluster; the benchmark draws the others
-DRAWN = [21, *range(40, 49), 50, 53, 54, 57, 63, 64]
+DRAWN = [21, *range(40, 46), 47, 48, 50, 53, 54, 57, 63, 64]
 
 
 @pytest.mark.levers
@@ -650,7 +653,7 @@ def test_a_trainer_that_does_not_interleave_gets_no_chunks():
 def test_where_nothing_fits_the_layout_that_needs_least_is_told():
     told = []
     plan, found, _ = search_layouts(free(memory="10 GB"), lambda *own: told.append(own))
-    assert told == [("estimating layouts", 0, 1)]
+    assert told == [("estimating layouts", 0, 100)]
     assert not plan.fits and not found.fitting
     assert plan.transformer.layout == found.least.layout
 
