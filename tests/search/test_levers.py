@@ -169,7 +169,8 @@ def test_graphs_that_were_given_up_are_tried_again_with_every_switch():
         best = min(times, key=times.get)
         if times[best] < (1 - 2e-3) * plan.transformer.closed_s:
             row = rows[lever.facts[-1][0]]
-            assert row.iteration_s == pytest.approx(times[best], rel=1e-9)
+            simulated = row.facts.get("ends") == "free" and row.layout.chunks > 1
+            assert row.iteration_s == pytest.approx(times[best], rel=0.01 if simulated else 1e-9)
             assert (row.graphs or "none") == best
     assert rows["exchange"].graphs == "attention"
     assert "graphs attention), unverified" in " ".join(render(plan).split())
