@@ -488,7 +488,7 @@ class _Reader:
         head_size = self._count("head_dim", self._count("attention_head_dim", head_size))
         latent = None
         if raw.get("kv_lora_rank"):
-            latent = self._sized(Latent, _LATENT, dict.fromkeys(_LATENT, 0))
+            latent = self._read_part(Latent, _LATENT, dict.fromkeys(_LATENT, 0))
             head_size = self._count("qk_nope_head_dim") + (latent.rotary if latent else 0)
         has_experts = kind.experts and "E" in patterns.get("pattern", "E")
         experts = self._experts(size["blocks"]) if has_experts else {}
@@ -562,13 +562,13 @@ class _Reader:
         raw, rule, found = self.raw, self.kind.recurrence, dict[str, Any]()
         if words := _RECURRENCES.get(rule):
             usual = {"kernel": 4, "chunk": 128}
-            found["recurrence"] = self._sized(
+            found["recurrence"] = self._read_part(
                 Recurrence, words, usual, rule=rule, chunk=_DELTA_CHUNK
             )
         if rule == "delta":
             found["output_gated"] = raw.get("attn_output_gate", True) is True
         if raw["model_type"] in _INDEXED and raw.get("index_topk"):
-            indexer = self._sized(Indexer, _INDEXER, {"period": 1, "first": 0})
+            indexer = self._read_part(Indexer, _INDEXER, {"period": 1, "first": 0})
             if indexer and indexer.period > 1:  # the first block has one in any case
                 indexer = structs.replace(indexer, first=max(1, indexer.first))
             places = range(blocks) if indexer else ()
@@ -578,7 +578,7 @@ class _Reader:
             found["indexer"] = indexer
         return found | patterns
 
-    def _sized(
+    def _read_part(
         self, kind: type[_Part], words: Mapping[str, str], usual: Mapping[str, int], **given: object
     ) -> _Part | None:
         """The part of a model whose sizes have these words; None where one is none."""

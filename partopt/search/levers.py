@@ -350,9 +350,10 @@ def _simulate(job: Job, worth: Worth, plan: Plan) -> Worth | None:
     assert isinstance(job.model, Transformer)
     stated = {**job.facts, **worth.facts, **({"graphs": worth.graphs} if worth.graphs else {})}
     asked = job.with_(facts=TRAINERS.lookup(job.trainer).spell_recipe(stated, job.model.name))
-    training, before_s = training_for(asked), seconds_of(plan)
-    if not is_apart(plan) and (training.practice.ends != "free" or worth.layout.chunks == 1):
+    in_chunks = worth.layout.chunks != 1 and run_with_facts(asked)[0].ends == "free"
+    if not (in_chunks or is_apart(plan)):
         return worth
+    training, before_s = training_for(asked), seconds_of(plan)
     layouts = dict.fromkeys([worth.layout, modelled_of(plan).layout])
     able = [one for one in layouts if not any(find_faults(training, one, batch_of(job)))]
     found = min((simulate_layout(asked, training, one) for one in able), key=order_of)

@@ -196,7 +196,10 @@ def _layers(work: Training, degrees: Degrees, layout: Layout) -> list[_Layer]:
     seconds = embedding_s + read.forward, embedding_s + read.backward
     layers = [_Layer(EMBEDDING, "Embedding", end, *seconds, frozen=frozen)]
     if before:
-        size, held = 2 * before.tower.parameters, 2 * (before.tower.parameters - before.trained)
+        size, held = (
+            2 * before.tower.parameters,
+            2 * (before.tower.parameters - before.trained_parameters),
+        )
         stash = before.kept_bytes(shape.b, shape.recompute == "always")
         layers[0] = layers[0]._replace(size=end + size, frozen=frozen + held, stash=stash)
     for i, (kind, block) in enumerate(zip(work.kinds, _blocks(work, degrees, layout), strict=True)):

@@ -605,7 +605,7 @@ def _parameters(work: Training, degrees: Degrees) -> tuple[float, float]:
     model, (t, _, _, p, *_) = work.model, degrees
     dense, experts = work.mean(degrees.shape).trained
     ends = work.trained_ends / t * (2 if p == 1 and not model.tied else 1)
-    ends += work.pictures.trained if work.pictures else 0
+    ends += work.pictures.trained_parameters if work.pictures else 0
     return model.blocks * dense / p + ends, model.blocks * experts / p
 
 
@@ -787,7 +787,7 @@ def tower_bytes(work: Training, degrees: Degrees, layout: Layout) -> float:
     assert work.pictures
     sharers = degrees.sharers if layout.shard == "optimizer" else 1
     state_bytes = work.gradient_bytes + _state(work) / sharers
-    return 2 * work.pictures.tower.parameters + state_bytes * work.pictures.trained
+    return 2 * work.pictures.tower.parameters + state_bytes * work.pictures.trained_parameters
 
 
 def host_bytes(work: Training, layout: Layout, batch: int) -> float:

@@ -87,7 +87,7 @@ def _found_of(work: Training, question: Question, every: Sequence[Estimate], roo
     _, batch, limit, fixed, partly, _ = question
     fitting = [candidate for candidate in every if candidate.memory_bytes <= limit]
     if partly and fixed.recompute is None:
-        fitting += _partly_again(work, fitting, batch, limit)
+        fitting += _partly_again(work, every, batch, limit)
     fitting.sort(key=lambda candidate: candidate.seconds)
     known = fitting
     if work.model.experts:
@@ -106,12 +106,22 @@ def _found_of(work: Training, question: Question, every: Sequence[Estimate], roo
 
 
 def _partly_again(
-    work: Training, fitting: Sequence[Estimate], batch: int, limit: float
+    work: Training, every: Sequence[Estimate], batch: int, limit: float
 ) -> Iterator[Estimate]:
-    """Those that fit only with all blocks made again, with fewer of them, and with modules.
+    """Of those estimated that fit only with all blocks made again, with fewer, and with modules.
 
     They are the fastest with as many blocks made again as bring them down to the limit, about.
     """
+    known = {found.layout: found for found in every if found.seconds < math.inf}
+
+    def about_s(found: Estimate) -> float:
+        layout = structs.replace(found.layout, recompute="never")
+        keeping = known.get(layout) or estimate(work, layout, batch)
+        freed = keeping.memory_bytes - found.memory_bytes
+        made = min(1.0, (keeping.memory_bytes - limit) / freed) if freed > 0 else 1.0
+        return keeping.seconds + made * (found.seconds - keeping.seconds)
+
+    fitting = [found for found in every if found.memory_bytes <= limit]
     kept = {found.layout for found in fitting if found.layout.recompute == "never"}
     again = [
         found
@@ -119,13 +129,6 @@ def _partly_again(
         if found.layout.recompute == "always"
         and structs.replace(found.layout, recompute="never") not in kept
     ]
-
-    def about_s(found: Estimate) -> float:
-        keeping = estimate(work, structs.replace(found.layout, recompute="never"), batch)
-        freed = keeping.memory_bytes - found.memory_bytes
-        made = min(1.0, (keeping.memory_bytes - limit) / freed) if freed > 0 else 1.0
-        return keeping.seconds + made * (found.seconds - keeping.seconds)
-
     ways = [] if work.model.experts else _ways_by_modules(work)
     for layout in [found.layout for found in sorted(again, key=about_s)[:FEWER]]:
         fewer = _fewer_again(work, layout, batch, limit)

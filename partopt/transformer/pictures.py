@@ -23,7 +23,7 @@ class Pictures:
     wide: Format
 
     @property
-    def trained(self) -> int:
+    def trained_parameters(self) -> int:
         """Its parameters, where they are trained."""
         return self.tower.parameters if self.practice.tower_trained else 0
 
@@ -49,7 +49,7 @@ class Pictures:
         passed = (h * (passes.norms[i] + passes.residuals[i]) + f * inside[i] for i in (0, 1))
         every.append((L, Seconds(*(self.rates.passes_s(T * size) for size in passed))))
         forward_s, backward_s = (sum(n * one[way] for n, one in every) for way in (0, 1))
-        return Seconds(forward_s, (backward_s + again * forward_s) * bool(self.trained))
+        return Seconds(forward_s, (backward_s + again * forward_s) * bool(self.trained_parameters))
 
     def _product_s(self, rows: float, n: float, k: float) -> Seconds:
         return self.rates.linear_s(rows, n, k, self.wide)
@@ -71,4 +71,4 @@ class Pictures:
         tower = self.tower
         inside = 1.0 if again else 8 + tower.matrices * tower.ffn / tower.hidden
         size = 2 * self.patches(samples) * tower.hidden * tower.blocks * inside
-        return size * bool(self.trained)
+        return size * bool(self.trained_parameters)
