@@ -284,7 +284,7 @@ def test_a_model_of_pictures_is_said_to_be_its_text():
     for freezes, tower in (("", "frozen"), ("--freeze_vit false", "trained")):
         job, notes = read("ms-swift", f"{pictures.rstrip()} {freezes}\n", images=512)
         assert (job.facts["images"], job.facts["tower"]) == (512, tower)
-        assert training_for(job).pictures.trained == (tower == "trained") * 538_177_536
+        assert training_for(job).pictures.trained_parameters == (tower == "trained") * 538_177_536
         assert not any("reads pictures" in note for note in notes)
     learned = VERL.replace("Qwen3-8B", "Qwen3-VL-8B-Instruct")
     assert read("verl", learned, images=512)[0].facts["tower"] == "trained"
