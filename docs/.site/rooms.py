@@ -1,9 +1,7 @@
-"""Write the rooms of docs/extending.md, from the packages and the rule of their imports."""
+"""Write the rooms of docs/extending.md, from the rule of their imports."""
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -29,16 +27,14 @@ def rows() -> Iterator[str]:
     while left:
         room = next(one for one in left if not MAY_IMPORT[one] & {*left})
         left.remove(room)
-        text = importlib.import_module(f"partopt.{room}").__doc__ or ""
-        sentence = re.split(r"\.(?:\s|$)", " ".join(text.split()), maxsplit=1)[0]
         imports = ", ".join(f"`{name}`" for name in sorted(arrows[room])) or "-"
-        yield f"| `{room}` | {sentence} | {imports} |\n"
+        yield f"| `{room}` | {imports} |\n"
 
 
 def page() -> str:
     """docs/extending.md as it should be."""
     head, _, rest = PAGE.read_text().partition(FROM)
-    table = "| room | what is in it | imports |\n|---|---|---|\n" + "".join(rows())
+    table = "| room | imports |\n|---|---|\n" + "".join(rows())
     return head + FROM + "\n" + table + "\n" + TO + rest.partition(TO)[2]
 
 

@@ -15,7 +15,6 @@ from tests.helpers import ROOT
 PAGE = read("schedules.md")
 SHOWN = re.findall(r"^```\n\$ partopt ([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 CHOICE = rows(section(PAGE, "Which one"))[1:]
-PAPERS = rows(section(PAGE, "Figures of papers"))[1:]
 P, M = 8, 24
 WRITER = runpy.run_path(str(ROOT / "docs/.site/schedules.py"))
 
@@ -51,10 +50,3 @@ def test_what_a_device_keeps_is_what_an_execution_keeps():
         [own] = try_schedules(Uniform(stages=P, microbatches=M), [name]).tried
         kept = [value(keeps, P=P, M=M, v=own.chunks, p=p) for p in range(P)]
         assert kept == pytest.approx(own.activations), name
-
-
-def test_the_command_of_a_paper_prints_its_numbers(partopt):
-    for paper, command, prints in PAPERS:
-        done = partopt(*shlex.split(command)[1:])
-        assert done.code == 0, done.err
-        assert prints in done.out, paper
