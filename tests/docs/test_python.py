@@ -17,29 +17,16 @@ def model():
     return nn.Sequential(*layers)
 
 
-MODEL = """
-import torch
-from tests.docs.test_python import model as build
-
-def example_inputs(size):
-    return torch.randn(size, 64)
-"""
-
-
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "model.py").write_text(MODEL)
     names = {"model": model(), "example_inputs": lambda size: torch.randn(size, 64)}
     for block in blocks(PAGE, "python"):
         exec(compile(block, "docs/python.md", "exec"), names)
     written = set(re.findall(r'"([\w]+\.(?:svg|pdf|png|json))"', PAGE))
-    assert {path.name for path in tmp_path.glob("*.*")} == {"model.py", *written}
+    assert {path.name for path in tmp_path.glob("*.*")} == written
     printed = capsys.readouterr().out
     assert "microbatches-needed schedule" in printed
-    assert re.search(
-        r"2 \[\(\d, 64\)\] \['2.0.weight', '2.0.bias', '3.0.weight', '3.0.bias'\]", printed
-    )
 
 
 def test_the_page_names_every_public_function():
