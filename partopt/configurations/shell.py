@@ -3,7 +3,7 @@
 No command is executed. What depends on a value that the script does not have carries a mark with
 its name; a variable that is set nowhere is empty in conditions. Where a condition is not known,
 every branch counts that does not exit, and what they leave different is not known; likewise what a
-loop changes whose turns are not known.
+loop changes whose turns are not known, and what depends on the files that there are.
 """
 
 from __future__ import annotations
@@ -23,15 +23,25 @@ from typing import Any
 from partopt.configurations.marks import (
     UNKNOWN,
     UNSET,
+    as_one,
+    as_several,
     is_unset,
     mark,
     marks_of,
+    may_be_several,
     show_marks,
     strip_marks,
     unknown_names,
     without_unset,
 )
-from partopt.configurations.shell_syntax import HINT, BrokenScriptError, Node, expand_braces, parse
+from partopt.configurations.shell_syntax import (
+    HINT,
+    BrokenScriptError,
+    Node,
+    expand_braces,
+    parse,
+    part_tildes,
+)
 from partopt.errors import PartoptError
 
 Value = str | tuple[str, ...]  # a text, or the elements of an array
@@ -48,6 +58,12 @@ _ENVIRONMENT = re.compile(r"^/etc/|activate|conda|bashrc|profile$|modules?\.sh$"
 _WRAPPERS = ("exec", "command", "builtin", "nohup", "time", "env", "sudo")
 _SUCCEEDING = ("cd", "mkdir", "ulimit", "module", "pushd", "popd", "trap", "set")
 _OF_EVERY_SHELL = ("HOME", "USER", "PWD", "PATH", "HOSTNAME", "RANDOM", "SHELL", "SECONDS", "UID")
+# blocks and stages, `[0]*3+[1]*58`, `(tt|)*16`, `M-M*-M-`, or a list behind a flag, `--x=[1,2]`
+_LIST = re.compile(
+    r"[\w.+-]+=\[[\d.,]*\]|(?:[\w.+-]+=)?\(*\[[\d,]+\](?:[()]*[*+][()]*(?:\[[\d,]+\]|\d+))+\)*"
+    r"|[-\w=*()|,'\"]*\|[-\w=*()|,'\"]*|(?=.*M)[MDEG*-]*[MDEG-]|[ME*-]{6,}"
+)
+_PLACED = re.compile(r"\[[^]]*\]\+=")  # an element that is lengthened
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le,
     "-gt": operator.gt, "-ge": operator.ge,
@@ -361,7 +377,8 @@ class _ScriptReader:
         for name in dict.fromkeys(name for branch in taken for name in branch.variables):
             values = [branch.variables.get(name) for branch in taken]
             if len(set(values)) > 1:
-                variables[name] = _merge(values, marks or mark(name))
+                one = all(isinstance(value, str) and len(value.split()) == 1 for value in values)
+                variables[name] = _merge(values, as_several(marks or mark(name), not one))
             elif values[0] is not None:
                 variables[name] = values[0]
         self.state.arguments = taken[0].arguments
@@ -429,7 +446,7 @@ class _ScriptReader:
             branch, _status = self.run_apart(partial(self.run, body))
             for name, value in branch.variables.items():
                 if value != self.state.variables.get(name):
-                    self.state.variables[name] = mark(name)
+                    self.state.variables[name] = as_several(mark(name), True)
         self.state.leaves, self.state.unsure = "", False
 
     def join_runs(self, begins: Sequence[int], name: str) -> None:
@@ -512,6 +529,9 @@ class _ScriptReader:
             case "shift":
                 count = int(rest[0]) if rest and rest[0].isdecimal() else 1
                 there = present_words(state.arguments)
+                if may_be_several(there[:count]):
+                    state.arguments = [as_several(mark("$@"))]
+                    return None
                 state.arguments = there[count * (count <= len(there)) :]
                 return count <= len(there)
             case "set" if "pipefail" in rest:
@@ -520,8 +540,11 @@ class _ScriptReader:
             case "getopts" if not state.arguments and not rest[2:]:
                 return False
             case "read" | "mapfile" | "readarray" | "getopts":
+                flags = [word for word in rest if re.fullmatch(r"-\w*a\w*", word)]
+                is_array = name in ("mapfile", "readarray") or flags
                 for variable in filter(str.isidentifier, [*rest, "OPTARG"]):
-                    self.assign(variable, mark(variable))
+                    unknown = _unknown_array(variable)
+                    self.assign(variable, unknown if is_array else unknown[0])
                 return None
         here = texts[-1] if name == "cat" and texts and not rest and not writes else None
         printed = self.print(name, rest) if here is None else here
@@ -616,23 +639,43 @@ class _ScriptReader:
         before = old if node.get("Append") else None
         if "Index" in node:
             element = self.element(name, old, node["Index"]) if before else None
-            self.assign_element(name, node["Index"], (element or "") + self.text(word))
+            self.assign_element(name, node["Index"], (element or "") + self.value_text(word))
         elif "Array" in node:
-            words = list[str]()
-            for element in node["Array"].get("Elems", ()):
-                if "Index" in element:
-                    text = self.text(element.get("Value", {}))
-                    self.assign_element(name, element["Index"], text)
-                else:
-                    words += self.words(element.get("Value", {}))
-            there = (_as_word(before),) if isinstance(before, str) else before or ()
-            self.assign(name, (*there, *words))
+            self.assign_array(name, before, node["Array"].get("Elems", ()))
         elif isinstance(old, tuple):  # its name alone is the first element
-            first = old[0] if before and old else ""
-            self.assign(name, (_as_word(first + self.text(word)), *old[1:]))
+            first, text = old[0] if before and old else "", self.value_text(word)
+            several = may_be_several(old)
+            self.assign(
+                name, _unknown_array(name) if several else (_as_word(first + text), *old[1:])
+            )
         else:
             sign = "+" if before and "i" in self.traits.get(name, "") else ""
-            self.assign(name, self.shape(name, _text(before or "") + sign + self.text(word)))
+            text = _text(before or "") + sign + self.value_text(word)
+            self.assign(name, self.shape(name, text))
+
+    def assign_array(self, name: str, before: Value | None, elements: Sequence[Node]) -> None:
+        """Assign the elements of an array, behind those before; some say their places."""
+        pairs = [
+            (element["Index"], [self.value_text(element.get("Value", {}))])
+            if "Index" in element
+            else (None, self.words(element.get("Value", {}), named=False))
+            for element in elements
+        ]
+        found = [_as_word(before)] if isinstance(before, str) else [*(before or ())]
+        if not before:
+            self.drop_keys(name)
+        place: int | None = len(found) - 1
+        for index, words in pairs:
+            if index is not None:
+                self.assign(name, tuple(found))
+                place = self.assign_element(name, index, words[0])
+                found = [*self.state.variables.get(name, ())]
+            elif place == len(found) - 1 and not any(map(_PLACED.match, words)):
+                found += words
+                place = len(found) - 1
+            else:
+                found = [*_unknown_array(name)]
+        self.assign(name, tuple(found))
 
     def shape(self, name: str, text: str) -> str:
         """A text as the letters of `declare` make it: a number, in capital or in small letters."""
@@ -645,22 +688,36 @@ class _ScriptReader:
         upper, lower = map(letters.rfind, "ul")  # of which the last counts
         return text if upper == lower else text.upper() if upper > lower else text.lower()
 
-    def assign_element(self, name: str, index: Node, text: str) -> None:
-        """Assign an element of an array; those of other keys than numbers are variables."""
+    def assign_element(self, name: str, index: Node, text: str) -> int | None:
+        """Assign an element of an array; those of other keys than numbers are variables.
+
+        Gives the place of the element; None where it is not known, or a key.
+        """
         before = self.state.variables.get(name, ())
         if "A" in self.traits.get(name, ""):
             self.assign(f"{name}[{self.key(index)}]", text)
-            return
+            return None
         elements = present_words(before) if isinstance(before, tuple) else [_as_word(before)]
         place = self.whole(index)
         place = place + len(elements) if place is not None and place < 0 else place
         of_several = isinstance(before, str) and UNKNOWN in before  # it may be
+        of_several |= may_be_several(elements)
         if place is None or of_several or not 0 <= place < _PATTERNED:
-            self.assign(name, mark(name))
-            return
+            self.assign(name, _unknown_array(name))
+            return None
         elements += [_HOLE] * (place - len(elements))
         elements[place : place + 1] = [_as_word(text)]
         self.assign(name, tuple(elements))
+        return place
+
+    def keys(self, name: str) -> list[str]:
+        """The variables that are the elements of an array with other keys than numbers."""
+        return [other for other in self.state.variables if other.startswith(f"{name}[")]
+
+    def drop_keys(self, name: str) -> None:
+        """Take away those elements."""
+        for keyed in self.keys(name):
+            del self.state.variables[keyed]
 
     def unset(self, name: str) -> None:
         """Take away a variable, or an element, `A[1]`."""
@@ -668,8 +725,7 @@ class _ScriptReader:
         value = self.state.variables.get(array)
         self.state.variables.pop(name, None)
         if not bracket:
-            for keyed in [other for other in self.state.variables if other.startswith(f"{name}[")]:
-                del self.state.variables[keyed]
+            self.drop_keys(name)
             self.traits.pop(name, None)
             hides = next((names for names in reversed(self.hidden) if name in names), None)
             outer = hides.pop(name) if hides and hides is not self.hidden[-1] else None
@@ -677,13 +733,13 @@ class _ScriptReader:
                 self.state.variables[name] = outer
         elif isinstance(value, str):  # an array of one
             place = self.number_of(key.removesuffix("]"), without_unset)
-            self.assign(array, mark(array))
+            self.assign(array, _unknown_array(array))
             if place == 0:
                 del self.state.variables[array]
         elif value is not None:
             place = self.number_of(key.removesuffix("]"), without_unset)
-            if place is None:
-                self.assign(array, mark(array))
+            if place is None or may_be_several(value):
+                self.assign(array, _unknown_array(array))
             elif -len(left := present_words(value)) <= place < len(left):
                 left[place] = _HOLE
                 while left and left[-1] == _HOLE:
@@ -877,28 +933,28 @@ class _ScriptReader:
 
     # words
 
-    def words(self, word: Node) -> list[str]:
-        """The words that one expands to."""
+    def words(self, word: Node, named: bool = True) -> list[str]:
+        """The words that one expands to; in `name=~` a folder is `named`."""
         parts = word.get("Parts", ())
         if any("{" in part.get("Value", "") for part in parts if part["Type"] == "Lit"):
             ways = [{"Parts": way} for way in expand_braces(parts)]
             self.spend(len(ways) * (5 + len(parts)))
             if ways:
-                return [found for way in map(_join_names, ways) for found in self.words(way)]
-        found, current = list[str](), None
-        for part in parts:
+                return [text for way in map(_join_names, ways) for text in self.words(way, False)]
+        made: list[list[tuple[str, bool]]] = [[]]
+        for part in part_tildes(parts, named=named):
             for text, quoted in self.pieces([part]):
                 whole = quoted or part["Type"] == "Lit"
                 if not quoted:
-                    text = text.replace(_EMPTY, "")
-                elif not isinstance(self.value(_spread_name(part) or "_"), tuple):
+                    text = as_several(text.replace(_EMPTY, ""))
+                elif not _spread_name(part):
+                    text = _as_word(as_one(text))
+                elif not isinstance(self.value(_spread_name(part)), tuple):
                     text = _as_word(text)
                 for k, piece in enumerate(text.split(_BREAK) if whole else self.split(text)):
-                    if k and current is not None:
-                        found.append(current)
-                        current = None
-                    current = (current or "") + piece if piece or quoted else current
-        found += [] if current is None else [current]
+                    made += [[]] * bool(k)
+                    made[-1] = made[-1] + [(piece, quoted)] * bool(piece or quoted)
+        found = [_match_files(pieces) for pieces in made if pieces]
         self.spend(5 + len(found) + sum(map(len, found)) // _CHEAP)
         return [word if is_unset(word) else word.replace(_EMPTY, "") for word in found]
 
@@ -916,10 +972,15 @@ class _ScriptReader:
         self, word: Node, escape: Callable[[str], str] = lambda text: text, quotes: str = ""
     ) -> str:
         """The one text that a word expands to; `escape` is for what is quoted in it."""
-        pieces = self.pieces(word.get("Parts", ()), quotes)
+        parts = word.get("Parts", ())
+        pieces = self.pieces(parts if quotes else part_tildes(parts), quotes)
         text = "".join(escape(text) if quoted else text for text, quoted in pieces)
         self.spend(len(text) // _CHEAP + len(text) // _LONGEST * _WORK)
         return text.replace(_BREAK, " ").replace(_EMPTY, "")
+
+    def value_text(self, word: Node) -> str:
+        """The text that the value of an assignment expands to."""
+        return self.text({"Parts": part_tildes(word.get("Parts", ()), is_value=True)})
 
     def pieces(self, parts: Sequence[Node], quotes: str = "") -> Iterator[tuple[str, bool]]:
         """The texts that the parts of a word expand to, and whether they are quoted."""
@@ -935,6 +996,11 @@ class _ScriptReader:
                     for k, piece in enumerate(pieces):
                         if piece:
                             yield piece, bool(k % 2)
+                case {"Type": "Tilde", "Value": name}:
+                    yield _text(self.value("HOME") or "") if name == "~" else mark(name), True
+                case {"Type": "SglQuoted"} if quotes:  # `"${A:-'x'}"`
+                    expands = re.search(r"[$`\\]", part["Written"])
+                    yield mark(part["Written"]) if expands else part["Written"], True
                 case {"Type": "SglQuoted"}:
                     text = part.get("Value", "")
                     yield _unescape(text) if part.get("Dollar") else text, True
@@ -943,7 +1009,7 @@ class _ScriptReader:
                     if not name or self.value(name):
                         yield "".join(text for text, _ in self.pieces(inside, '"')), True
                 case {"Type": "ParamExp"}:
-                    yield self.parameter(part), bool(quotes)
+                    yield self.parameter(part, quotes), bool(quotes)
                 case {"Type": "ArithmExp", "X": expression}:
                     value, marks = self.calculate(expression)
                     yield marks if value is None else str(value), bool(quotes)
@@ -972,6 +1038,8 @@ class _ScriptReader:
         if name == "#" or (name.isdecimal() and name != "0"):
             arguments = present_words(self.state.arguments)
             missing = None if self.hidden or arguments else mark(name)
+            if may_be_several(arguments if name == "#" else arguments[: int(name)]):
+                return mark(f"${name}")
             if name == "#":
                 return str(len(arguments))
             return arguments[int(name) - 1] if int(name) <= len(arguments) else missing
@@ -981,25 +1049,27 @@ class _ScriptReader:
         value = self.state.variables.get(name, missing)
         return _elements(value) if isinstance(value, tuple) else value
 
-    def parameter(self, node: Node) -> str:
+    def parameter(self, node: Node, quotes: str = "") -> str:
         """The value of `$...`; elements of an array with breaks between them."""
         name = self.aliases.get(node["Param"]["Value"], node["Param"]["Value"])
         if node.get("Excl"):  # the value of the variable that it names
             pointed = _text(self.value(name) or "")
             if node.get("Names") or "Index" in node or not pointed.isidentifier():
                 return mark(name)
-            return self.parameter(node | {"Excl": False, "Param": {"Value": pointed}})
+            return self.parameter(node | {"Excl": False, "Param": {"Value": pointed}}, quotes)
         value, index = self.value(name), node.get("Index")
         key = None if index is None else self.key(index)
         several = key in ("@", "*") or (key is None and name in ("@", "*"))
         if several and "A" in self.traits.get(name, ""):  # in an order that is bash's alone
-            keys = [other for other in self.state.variables if other.startswith(f"{name}[")]
+            keys = self.keys(name)
             return str(len(keys)) if node.get("Length") else mark(name) * bool(keys)
         if not several and (index is not None or isinstance(value, tuple)):
             value = self.element(name, value, index)
         if node.get("Length"):
             value = tuple(present_words(value)) if isinstance(value, tuple) else value
             length = 1 if several and isinstance(value, str) else len(value or "")
+            if several and may_be_several([_text(value or "")]):
+                return mark(node["Written"])
             is_text = isinstance(value, str) or not several
             return mark(name) if is_text and unknown_names(_text(value or "")) else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
@@ -1009,15 +1079,14 @@ class _ScriptReader:
         if option:
             missing = value is None or (value == mark(name) and name not in self.state.variables)
             text = "" if missing else without_unset(_text(value or ""))
-            is_empty = bool(option[1]) or is_unset(_text(value or ""))
-            absent = missing or (not text and is_empty)
+            absent = missing or (not text and bool(option[1]))
             if option[2] == "+" and text and not strip_marks(text):  # which may be empty
                 return text
             if (option[2] == "+") == absent or option[2] == "?":
                 if option[2] == "+" or value is None:
                     return "" if option[2] == "+" else unset
                 return value if isinstance(value, str) else glue.join(value)
-            default = self.text(node["Exp"].get("Word", {}))
+            default = self.text(node["Exp"].get("Word", {}), quotes=quotes)
             if option[2] == "=":
                 self.assign(name, default)
             return default
@@ -1028,6 +1097,8 @@ class _ScriptReader:
         if glue not in (" ", _BREAK):
             value = tuple(present_words(value))
         if "Slice" in node:
+            if may_be_several(value):
+                return mark(node["Written"])
             start, stop = self.slice(node["Slice"], len(present_words(value)) + (name == "@"))
             before = name == "@" and start > 0  # `$0`, which is not among them
             whole = self.state.variables.get(name, value)  # with places that are not set
@@ -1047,6 +1118,8 @@ class _ScriptReader:
             return mark(key)
         if place and isinstance(there, str) and UNKNOWN in there:  # it may be of several
             return there
+        if place and may_be_several(elements[: place + 1] if place > 0 else elements[place:]):
+            return mark(f"{name}[{key}]")
         found = elements[place] if -len(elements) <= place < len(elements) else _HOLE
         return None if found == _HOLE else found
 
@@ -1149,9 +1222,28 @@ def _spread_name(part: Node) -> str:
     return ""
 
 
+def _match_files(pieces: Sequence[tuple[str, bool]]) -> str:
+    """A word of pieces, some of which are quoted; what a pattern in it matches is not known.
+
+    It is itself where it is a list of blocks: no file is called so.
+    """
+    text = "".join(piece for piece, _ in pieces)
+    if _LIST.fullmatch(text):
+        return text
+    shape = "".join("_" * len(piece) if quoted else piece for piece, quoted in pieces)
+    bracket = shape.find("[", 0, max(shape.rfind("]"), 0))
+    begins = [place for place in (shape.find("*"), shape.find("?"), bracket) if place >= 0]
+    return text[: min(begins)] + as_several(mark(show_marks(text))) if begins else text
+
+
 def _as_word(text: str) -> str:
     """A text that is a word, though it may have nothing but what is set nowhere."""
     return text.replace(_EMPTY, "") + _EMPTY if is_unset(text) else text
+
+
+def _unknown_array(name: str) -> tuple[str, ...]:
+    """An array of elements that are not known, nor how many."""
+    return (as_several(mark(name), True),)
 
 
 def present_words(words: Sequence[str]) -> list[str]:

@@ -26,8 +26,11 @@ _PLACEHOLDER = re.compile(
     r"|(?P<word><[A-Z][^<>\n$\"']*[\w.)]>|(?<==)<[a-z][\w ./-]*>(?=[ \t]*(?:[\n#]|\Z)))",
     re.S,
 )
-# elements of an array that bash takes as words: `[0]*3+[1]*58`, `=x`
-_TAKEN = ("`[x]` must be followed by `=`", "array element values must be words")
+# elements of an array that bash takes as words: `[0]*3+[1]*58`, `=x`, `[^a]*`
+_TAKEN = re.compile(
+    r"`\[x\]` must be followed by `=`|array element values must be words|(?P<inside>.*"
+    r"must follow (an expr|a name)|.*must be followed by an expr|not a valid arithm|floating point)"
+)
 _TRIES = 20  # of a script with such elements
 _LONGEST = 200_000  # letters of a script
 _MOST = 10_000  # its words and signs, every one of which is a node of a kilobyte or two
@@ -40,6 +43,8 @@ _RANGE = re.compile(  # of numbers or of letters
     r"(-?[0-9]{1,6}(?=\.\.[-0-9])|[a-z](?=\.\.[a-z])|[A-Z](?=\.\.[A-Z]))"
     r"\.\.(-?[0-9]{1,6}|[a-zA-Z])(?:\.\.-?([0-9]{1,6}))?"
 )
+_NAMED = re.compile(r"[a-zA-Z_]\w*(?:\[\w*\])?\+?=")  # a word that looks like an assignment
+_TILDE = re.compile(r"(?:^|(?<=[:=])(?<!\\.))~[\w.+-]*(?=([/:]|$))")  # of a folder of somebody
 
 
 class BrokenScriptError(PartoptError):
@@ -85,12 +90,16 @@ def parse(text: str) -> list[Node]:
         if fault is None:
             raise _refuse("expressions or commands lie too deep in each other")
         line, column, why = fault.groups()
-        if why not in _TAKEN:
+        lines, k = source.split(b"\n"), int(line) - 1
+        taken, place = _TAKEN.match(why), int(column) - 1
+        if taken and taken["inside"]:
+            begins = [found.start() for found in re.finditer(rb"(?<![^\s(])\[", lines[k][:place])]
+            place = begins[-1] if begins else -1
+        if not taken or place < 0:
             message = f"line {line}: bash would refuse it: {why}"
             raise BrokenScriptError(message, HINT, code="malformed-script")
-        lines = source.split(b"\n")
-        place, k = int(column) - 1, int(line) - 1
-        lines[k] = lines[k][:place] + b"\\" + lines[k][place:]
+        sign = b'""' if lines[k][place : place + 1] == b"[" else b"\\"  # which makes a word of it
+        lines[k] = lines[k][:place] + sign + lines[k][place:]
         source = b"\n".join(lines)
     raise _refuse("a script whose arrays have such elements does too much to be read")
 
@@ -148,6 +157,33 @@ def expand_braces(parts: Sequence[Node]) -> Iterator[Sequence[Node]]:
         if ways:
             yield from ([*atoms[:begin], *way, *atoms[end + 1 :]] for way in ways)
             return
+
+
+def part_tildes(parts: Sequence[Node], is_value: bool = False, named: bool = False) -> list[Node]:
+    """The parts of a word with the `~` and `~user` in it as parts.
+
+    They stand at its begin, in a value behind colons, too; in `name=value`, if `named`.
+    """
+    joined, found = list[Node](), list[Node]()
+    for part in parts:
+        if joined and joined[-1]["Type"] == part["Type"] == "Lit":
+            part = {"Type": "Lit", "Value": joined.pop()["Value"] + part["Value"]}
+        joined.append(part)
+    first = joined[0].get("Value", "") if joined and joined[0]["Type"] == "Lit" else ""
+    name = _NAMED.match(first) if named else None
+    for n, part in enumerate(joined):
+        text = part.get("Value", "") if part["Type"] == "Lit" else ""
+        behind, begin = (name.end() if name else 0) if n == 0 else -1, 0
+        for tilde in _TILDE.finditer(text):
+            at, end = tilde.span()
+            starts = at == behind or ((is_value or name) and text[at - 1 : at] == ":")
+            if starts and (tilde[1] or part is joined[-1]):
+                found += [{"Type": "Lit", "Value": text[begin:at]}] * (at > begin)
+                found.append({"Type": "Tilde", "Value": tilde[0]})
+                begin = end
+        if not begin or begin < len(text):
+            found.append(part | {"Value": text[begin:]} if begin else part)
+    return found
 
 
 def _alternatives(atoms: Sequence[Node], signs: Sequence[str]) -> list[Sequence[Node]]:

@@ -5,7 +5,11 @@ Those of a Writer are of what the reader knows; statements are of all that bash 
 
 from __future__ import annotations
 
+import atexit
+import functools
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 from partopt.configurations.marks import without_unset
@@ -56,6 +60,35 @@ STATEMENTS = [
         "set -- -{w} {n}; while getopts a:Q o; do A=$OPTARG; done",
     ),
     *("B=(); if ls | grep -q {w}; then A={w}; fi", "for i in {{1..1{n}2}}; do A+=$i; done"),
+    "B=([2]={w} {w} [{n}]={w}); B+=([3]+=x)",
+    # what files there are, and where people's folders lie
+    *("B=({p} {w})", "B=('{p}' {w}* {w}\\* a\"?\"b)", "A={p}; B=($A {p})", "A=$(echo {p})"),
+    *("for i in {p} {w}? x; do A+=$i; done", "set -- {p} {w}; A=$2$#", "B=(${{U:-{p}}} {w}$A*)"),
+    *("IFS=,; A='{w},{p}'; B=($A); unset IFS", "shopt -s nullglob; B=({p}{w} {w})", "A={w}*"),
+    *('f() {{ A=$1; shift {n}; B=("$@" $1); }}; f {p} {w} {w}', "set -f; B=({p} {w}); set +f"),
+    *("B=($(ls) {w}); A=${{B[{n}]}}${{#B[@]}}", "B=({w} $(ls)); unset 'B[{n}]'; B[{n}]+=1"),
+    *("mapfile -t B < <(ls); A=${{B[{n}]}}${{#B[@]}}", "[ {w}* = {w} ] && A=2; B=({{{w},{p}}}x)"),
+    *(
+        "if [ -f a ]; then i='1 2'; fi; B=($i {w}); A=${{B[1]}}",
+        "B=($(ls)); for i in ${{#B[@]}}; do A=$i; done",
+    ),
+    *(
+        "A=~/{w}",
+        "HOME=/h{n}; A=~/{w}:~:{w}~",
+        "A=~{w}/x:~; B=(~ '~' ~+ {w}~)",
+        "HOME=; B=(~ ~/{w})",
+    ),
+    *(
+        'HOME=/h/{w}; B=(~ ~/{w} \\~ ~"{w}" ~/"$A" a=~ {w}:~ [7]={w}:~)',
+        "HOME='/h {n}'; B=(~ ~/$A)",
+    ),
+    *("HOME=/h{n}; case /h1/{w} in ~/*) A=2;; esac; [[ /h{n} == ~ ]] && A+=r; A=$A:~:${{A#~}}",),
+    *("HOME=/{w}; A=/{w}/x; A=${{A#~/}}${{V:-~}}\"${{V:-~}}${{V-'{w}'}}${{A:+'$A'}}\"",),
+    *(
+        "HOME=/h; B=({{~,{w}}}/x {{a=~,~{w}}})",
+        "HOME=/h; f() {{ B=($2 $1); }}; f U=~/{w} {w}:~ ~/{w}",
+    ),
+    *("HOME=/h; eval A=~/{w}; A+=:~", "HOME=/h; for i in ~ u=x:~; do A+=$i; done; A+=$(cat <<< ~)"),
 ]
 FILLINGS: dict[str, Sequence[str]] = {
     "w": ["a", "ab", "xyz", "Q"],
@@ -85,9 +118,23 @@ def show(statements: Sequence[str]) -> str:
     return "\n".join(["i=0 A=m", *statements, shown])
 
 
-def words_of_bash(script: str) -> list[str] | None:
-    """The words of the last `train` that bash runs; None where bash reports an error."""
-    done = run_bash("train() { [ $# = 0 ] || printf '%s\\0' \"$@\"; }\n" + script)
+@functools.cache
+def folder() -> Path:
+    """A folder with files whose names are drawn."""
+    made = tempfile.TemporaryDirectory()
+    atexit.register(made.cleanup)
+    for name in ("a", "ab", "xyz", "x1", "7", "a b", "c*"):
+        (Path(made.name) / name).touch()
+    return Path(made.name)
+
+
+def words_of_bash(script: str, where: Path | None = None) -> list[str] | None:
+    """The words of the last `train` that bash runs there, or in a folder with files.
+
+    None where bash reports an error.
+    """
+    begin = "train() { [ $# = 0 ] || printf '%s\\0' \"$@\"; }\n"
+    done = run_bash(begin + script, cwd=where or folder())
     return None if done.stderr else done.stdout.split("\0")[:-1]
 
 

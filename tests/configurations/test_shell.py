@@ -70,13 +70,20 @@ SCRIPTS = {
     "case of anything": "M=8B; case $M in 7B) H=1 ;; *) H=2 ;; esac; train $H",
     "nested": "A=1\nif [ $A = 1 ]; then\n if [ $A = 2 ]; then B=2; else B=3; fi\n C=4\nfi\n"
     "train $B $C",
-    "elements that begin with signs": 'A=(--f [0]*3+[1]*58 =x\n  [1] y)\ntrain "${A[@]}"',
+    "elements that begin with signs": 'A=(--f [0]*3+[1]*58 =x\n  [1]*2 y)\ntrain "${A[@]}"',
     "braces": "A=x; train {1..9..4} {3..1} a{b,c{d,e}}f {a}{$A,2} '{1,2}' \\{1,2} {x,{y {,z} {1..a}"
     " {a,b}{1,2}",
     "loops in numbers": "for ((i = 0, n = 1; i < 3; i++)); do ((n *= 2)); done; let m=n+1 k=m%2\n"
     "train $i $n $m $k $((0x1f + 010 + 2#101)) $((n > 7 ? n-- : 0)) $n $((1 << 3 | 1)) $((-7 / 2))",
     "changes of values": "F=/a/b.tar.gz; train ${F##*/} ${F%.*} ${F%%.*} ${F/a/x} ${F//a} ${F:3:1}"
     " ${F: -2} ${F/#\\/a/_} ${F/%gz/z} ${#F}",
+    "people's folders": "HOME=/q; A=~/x:~:b~ B=(~ ~/x '~' \\~ ~\"/x\" a=~ y:~); export C=~\n"
+    'case /q/x in ~/*) D=1;; esac; for i in u=~ ~/"$D"; do E+=$i; done; [[ ~ == /q ]] && F=1\n'
+    'train "$A" "${B[@]}" $C $D $E$F a=~ --a=~ {~,a}/x "${U:-~}" ${U:-~/x} ${A#~/}',
+    "no folder of somebody": 'HOME=; A=(~ ~/x) HOME="/a b"; train "${A[@]}" ~/c "$(cat <<< ~)"',
+    "patterns in quotes": """train "*" 'a?' a\\* "[ab]" "$(A=*; echo "$A")\"""",
+    "quotations in defaults": """A=1; train "${A:+'q'}" "${B-'a b'}" ${B:-'q'} "${A#'1'}\"""",
+    "elements with places": 'i=1; A=([2]=x y [i]=z); A+=(w); train "${A[@]}" ${#A[@]} ${A[2]}',
     "elements by their places": "A=(a b); A[1]=c; A[5]=d; i=1; train ${A[i]} ${A[$i-1]} ${A[-1]}",
     "a function": 'f() {\n  local y=2\n  A="--x $y"\n}\nf\ntrain $A',
     "assigned before": "A=1 B=2 true\nC=3 train --x 4",
@@ -238,6 +245,37 @@ def test_numbers_are_those_of_bash(terms):
 )
 def test_what_the_script_does_not_say_is_named(script, names):
     assert unknown_names(" ".join(words_read(script))) == names
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("for f in *.nope; do A+=x; done; train $A", ["A"]),
+        ("A=$(echo a*); train $A", ["a*"]),
+        ("set -- * b; train $# $2", ["$#", "$2"]),
+        ("A=(x a? b); train ${A[0]} ${#A[@]} ${A[2]} ${A[@]:1}", ["${#A[@]}", "A[2]", "${A[@]:1}"]),
+        ("A=($(ls) b); train ${A[1]}", ["A[1]"]),
+        ('f() { shift; train "$1"; }; f [^a]* b', ["$1"]),
+        ("B=([^a]* [ab] [a.b]*)\ntrain ${B[@]}", ["[^a]*", "[ab]", "[a.b]*"]),
+        ("D=data; A='*'; train --path=$D/$A.bin", ["--path=data/*.bin"]),
+        ("if [ -f a ]; then i='1 2'; fi; A=($i b); train ${A[1]}", ["A[1]"]),
+        ("A=~/x; train $A ~a/y ~+", ["HOME", "~a", "~+"]),
+        ("shopt -s nullglob; train *.nope", ["*.nope"]),
+    ],
+)
+def test_what_files_and_folders_there_are_is_not_known(script, names):
+    """What is known beside those is what bash has, in a folder of some files."""
+    words = words_read(script)
+    assert unknown_names(" ".join(words)) == names
+    expected = words_of_bash(script)
+    assert expected is not None
+    assert {word for word in words if not unknown_names(word)} <= {*expected}
+
+
+def test_a_list_of_blocks_is_no_pattern():
+    lists = ["[0]*3+[1]*58", "([0]*2+[1]*3)*2", "--x=[1,2]", "Et*3|(tt|)*29m|L", "M-M-M*-M-"]
+    assert words_read(f"A='{' '.join(lists)}'; train $A") == lists
+    assert words_read("A=([0]*3+[1]*58); train ${A[@]} --x=[1,2]") == [lists[0], lists[2]]
 
 
 def test_values_that_are_given_stay():
@@ -429,7 +467,10 @@ def test_what_is_set_nowhere_is_empty_in_conditions(script, words):
     ("script", "names"),
     [
         ("while read -r a; do B=$a; done <x\ntrain $B", ["B"]),
-        ("IFS=, read -ra A <<< 0,1; mapfile B < x\ntrain ${#A[@]} ${A[1]} ${B[1]}", ["A", "B"]),
+        (
+            "IFS=, read -ra A <<< 0,1; mapfile B < x\ntrain ${#A[@]} ${A[1]} ${B[1]}",
+            ["${#A[@]}", "A[1]", "B[1]"],
+        ),
         ("while getopts n: o -n 4; do N=$OPTARG; done; train $N", ["N"]),
         ("A=1\nwhile ping; do A=$((A*2)); done\ntrain $A", ["A"]),
         ("A=1\nfor i in 1 2; do if [ -f x ]; then break; fi; A=$((A*2)); done\ntrain $A", ["A"]),
@@ -505,7 +546,9 @@ def test_what_does_too_much_is_refused_soon(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("word", ["{" * 90_000, "{," * 4_000, "{a}" * 4_000, "x" * 90_000])
+@pytest.mark.parametrize(
+    "word", ["{" * 90_000, "[" * 90_000, "{," * 4_000, "{a}" * 4_000, "x" * 90_000]
+)
 def test_a_long_word_is_read_soon(word):
     began = sum(os.times()[:4])
     assert words_read(f"train {word}") == [word]
@@ -515,6 +558,11 @@ def test_a_long_word_is_read_soon(word):
 def test_a_comparison_of_nothing_fails():
     script = read_script('A=\nif [ "$A" -gt 1 ]; then B=1; else B=2; fi\ntrain $B', {})
     assert script.commands[-1] == ["train", "2"]
+
+
+def test_a_variable_that_is_set_to_nothing_has_no_default():
+    script = 'A=$NOWHERE; train "${A-3}" x${A:-3} ${A+4} ${A:+5}'
+    assert words_known(script) == words_of_bash(script)
 
 
 def test_what_a_called_function_takes_away_is_of_the_caller():
