@@ -59,7 +59,7 @@ class Kept(NamedTuple):
     state: float  # bytes of optimizer state for it
     # of what a replica holds a share: nothing, the state, the gradients too, the parameters too
     shard: int = 0
-    posted: int = 0  # M, where all of an iteration have receive buffers; 0: those in flight
+    posted: int = 0  # microbatches of an iteration that have receive buffers; 0: those in flight
     gathered: float = 1.0  # bytes for a byte of parameters, where replicas share them
     copies: int = 1  # ranks of a device that hold the same parameters, and share them, too
     on_host: bool = False  # whether shares are in none of a device's memory
@@ -87,7 +87,7 @@ def kept_of(
     if engine.optimizer_bytes is not None:
         state = engine.optimizer_bytes
     gradient = 4 if engine.gradients == "float32" else size
-    posted = microbatches or 0 if engine.buffers == "all" else 0
+    posted = {"flight": 0, "all": microbatches or 0, "one": 1}[engine.buffers]
     sharded = SHARDED[shard]
     if shard == "gradients" and engine.allreduce == "blocking":
         sharded = SHARDED["optimizer"]
@@ -143,20 +143,21 @@ def parts_of(
     gradient and no state. Where devices share parameters, some layers are whole at a time, up to
     all of them. There are as many buffers for what a cut brings, activations from the stage before
     and gradients from the stage after, as there are microbatches in flight, or posted. A whole
-    stage that is recomputed keeps of a microbatch its input alone, which is in that buffer, and its
-    stash once its backward has begun. From then on there is also what the parts of a backward keep
-    between them.
+    stage that is recomputed keeps of a microbatch its input alone, in such a buffer of all that are
+    in flight, and its stash once its backward has begun. From then on there is also what the parts
+    of a backward keep between them.
     """
     (held, begun), ranks = counts, shares_of_memory(kept, replicas)
     weights = entry.versions_of(held) * stages.trained_bytes + stages.frozen_bytes
     buffers = -(-kept.posted // replicas) if kept.posted else held
+    inputs = np.where(whole, np.maximum(buffers, held), buffers)
     parting = begun * stages.split_stash_bytes if entry.split else 0
     parts = {
         "parameters_bytes": np.minimum(weights, weights / ranks[0] + GATHERED * stages.layer_bytes),
         "gradients_bytes": kept.gradients * stages.trained_bytes / ranks[1],
         "optimizer_bytes": kept.state * stages.trained_bytes / ranks[2],
         "activations_bytes": np.where(whole, begun, held) * stages.stash_bytes + parting,
-        "buffers_bytes": buffers * (stages.input_bytes + stages.output_bytes),
+        "buffers_bytes": inputs * stages.input_bytes + buffers * stages.output_bytes,
     }
     return {name: np.rint(size) for name, size in parts.items()}
 

@@ -24,6 +24,8 @@ Messages = Literal["packed", "split"]
 AllReduce = Literal["overlap", "blocking"]
 _INSIDE = ("tp", "cp", "ep", "etp", "recompute", "modules")  # parts inside the layers of a profile
 OF_SCHEDULES = ("waits", "in_turn")  # facts of an engine that name schedules
+# those that the layout of a transformer says, whatever its trainer does
+OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes", "on_host", "buffers")
 STATE = 12  # bytes of an optimizer's state for a parameter: a float32 copy and two moments
 
 
@@ -35,7 +37,8 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
     the other. `messages` says whether the tensors of a cut are one message or one each,
     `gradients` the number format in which gradients are kept and exchanged, `allreduce` whether
     replicas exchange them beside the last backward, in buckets of `bucket_bytes`, or behind it.
-    `buffers` says which microbatches have receive buffers. `recompute` and `shard` are the ways in
+    `buffers` says which microbatches have receive buffers: `one` where what is received is what its
+    stage keeps, and a gradient is gone with its backward. `recompute` and `shard` are the ways in
     which it saves memory. `optimizer_bytes` of state are kept for each parameter, `reserve_bytes`
     of a device are for what is not the model's; where they are None `partopt.cost.memory` says how
     many. `gathered_bytes` of each parameter are gathered where replicas share parameters; unset,

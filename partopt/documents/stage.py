@@ -12,7 +12,7 @@ from partopt.documents.profile import Bytes, Count, Index, Seconds
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Gradients = Literal["parameters", "float32"]
-Buffers = Literal["flight", "all"]
+Buffers = Literal["flight", "all", "one"]
 Shard = Literal["none", "optimizer", "gradients", "parameters"]
 FlowKind = Literal["send", "allreduce", "allgather", "reducescatter", "tied"]
 FlowPer = Literal["microbatch", "round", "iteration"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from partopt.configurations.settings import read_settings
+from partopt.documents.engine import OF_LAYOUTS
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, unknown
 from partopt.registry import Registry
@@ -118,8 +119,8 @@ def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     if plan.transformer and trainer.read and trainer.practice:  # whose text is read again
         told = False
     facts = plan.engine.find_differences(trainer.engine, plan.schedule, plan.shard) if told else []
-    if plan.transformer:  # whose state is counted in the layout
-        facts = [fact for fact in facts if fact != "optimizer_bytes"]
+    if plan.transformer:
+        facts = [fact for fact in facts if fact not in OF_LAYOUTS]
     if facts:
         yield (
             f"the plan counts what the engine of {plan.trainer} does, which differs in "

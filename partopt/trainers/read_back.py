@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from partopt.configurations.settings import Settings
-from partopt.documents.engine import STATE
+from partopt.documents.engine import OF_LAYOUTS, STATE
 from partopt.documents.plan import Plan
 from partopt.documents.transformer import Modelled, Transformer
 from partopt.errors import PartoptError
@@ -21,7 +21,6 @@ from partopt.trainers.trainer import Asked, Stated, Trainer, batch_of
 from partopt.transformer.offloading import copied_modules
 
 _DEGREES = ("tp", "cp", "ep", "etp", "pp", "chunks", "microbatch")
-_OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes", "on_host")  # of engines, but layouts say them
 # facts that change nothing without tensor parallel ranks, or without experts
 _OF_GROUPS = ("sequence_parallel", "tp_overlap", "regathers")
 _OF_EXPERTS = ("dispatch", "dispatch_bytes", "dispatch_overlap", "fused_experts", "routing")
@@ -101,7 +100,7 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Stated) -> Iter
     facts = [
         name if name == "waits" else f"{name}={getattr(plan.engine, name)}"
         for name in differing
-        if name not in _OF_LAYOUTS
+        if name not in OF_LAYOUTS
     ]
     state = about.facts.get("optimizer_bytes", STATE)
     if float(state) != found.facts.get("optimizer_bytes", STATE):

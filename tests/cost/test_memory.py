@@ -122,6 +122,13 @@ def test_where_all_have_buffers_the_replica_with_most_microbatches_has_most(repl
     assert memory_of(CHAIN, 1, 2, 2, replicas=replicas).buffers_bytes == 2 * (10 + 20)
 
 
+def test_what_blocks_keep_has_one_buffer_unless_a_whole_stage_keeps_its_inputs_alone():
+    assert memory_of(CHAIN, 1, 2, 2, engine=Engine(buffers="one")).buffers_bytes == 10 + 20
+    whole = Engine(buffers="one", recompute=("none", "stage"))
+    memory = memory_of(CHAIN, 1, 2, 2, recompute="always", engine=whole)
+    assert memory.buffers_bytes == 2 * 10 + 20
+
+
 @pytest.mark.parametrize(("replicas", "held"), [(1, 600), (10, 60 + 2 * 100)])
 def test_of_parameters_in_shares_two_layers_are_whole_at_a_time(replicas, held):
     alike = chain_of(profile_of([measurement([1.0] * 6)], parameter_bytes=[100] * 6))

@@ -111,7 +111,7 @@ def trained(draw: st.DrawFn, microbatches: int | None, **facts: Any) -> dict[str
         waits=tuple(SCHEDULES) if draw(st.booleans()) else (),
         gradients=draw(st.sampled_from(["parameters", "float32"])),
         allreduce=draw(st.sampled_from(["overlap", "blocking"])),
-        buffers=draw(st.sampled_from(["flight", *["all"] * (microbatches is not None)])),
+        buffers=draw(st.sampled_from(["flight", "one", *["all"] * (microbatches is not None)])),
         recompute=("none", draw(st.sampled_from(["stage", "blocks"]))),
         **facts,
     )

@@ -21,7 +21,7 @@ CHOICES: dict[str, list[str]] = {
     "optimizer": list(get_args(Optimizer)),
     "messages": ["packed", "split"],
     "gradients": ["parameters", "float32"],
-    "buffers": ["flight", "all"],
+    "buffers": ["flight", "all", "one"],
     "shard": list(get_args(Shard)),
     "basis": ["none", "given", "measured", "assumed"],
     "allreduce": ["overlap", "blocking"],

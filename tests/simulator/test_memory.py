@@ -330,8 +330,10 @@ def test_what_is_priced_is_what_a_simulation_holds(name, data):
         most = max(walked_bytes(order, stage, rank) for rank in stage.ranks)
         assert most == stage.memory.activations_bytes
         forwards = max(int((order.kind[own_of(order, rank)] == F).sum()) for rank in stage.ranks)
-        buffers = forwards if plan.engine.buffers == "all" else stage.in_flight
-        assert stage.memory.buffers_bytes == buffers * (stage.input_bytes + stage.output_bytes)
+        buffers = {"flight": stage.in_flight, "all": forwards, "one": 1}[plan.engine.buffers]
+        inputs = max(buffers, stage.in_flight) if stage.recomputes_whole else buffers
+        expected = inputs * stage.input_bytes + buffers * stage.output_bytes
+        assert stage.memory.buffers_bytes == expected
     if M is not None:
         assert done.peak_memory_bytes.max() == plan.peak_memory_bytes
         assert simulate_plan(plan).peak_memory_bytes == plan.peak_memory_bytes
