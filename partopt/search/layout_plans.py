@@ -175,17 +175,33 @@ def with_modelled(plan: Plan, **found: Any) -> Plan:
 
 
 def move_unequal_cuts(job: Job, training: Training, plan: Plan) -> Plan:
-    """The plan of blocks that are cut by their seconds, or one whose cuts the simulator moved."""
-    if not training.is_unequal or training.practice.ends != "free" or not plan.fits:
-        return plan
+    """The plan of blocks that are cut by their seconds, or one whose cuts the simulator moved.
+
+    It moves those of blocks that are cut by count, where that plan is faster. Equal blocks of one
+    chunk a device have no better ones.
+    """
     layout, batch = modelled_of(plan).layout, batch_of(job)
-    problem = _problem(job, training, estimate(training, layout, batch))
-    moved = move_cuts(plan, problem, SearchParams.at(job.effort))
-    starts = [stage.start for stage in moved.stages[1:]]
-    other = training.cut_by(ends_of_starts(training.model, starts))
-    if moved == plan or any(find_faults(other, layout, batch)):
+    exact = (layout.chunks or 1) == 1 and not training.is_unequal
+    if exact or training.practice.ends != "free" or not plan.fits:
         return plan
-    return min(plan, simulate_layout(job, other, layout), key=order_of)
+    degrees = Degrees.of(training, layout, batch)
+    counted = map(training.cut_by, TRAINERS.lookup(job.trainer).choices["ends"])
+    able = [one for one in counted if not any(find_faults(one, layout, batch))]
+    starts = {tuple(stage_starts(one, degrees)) for one in able} - {tuple(_starts(plan))}
+    ways = [training.cut_by(ends_of_starts(training.model, start)) for start in sorted(starts)]
+    begin = min([plan, *(simulate_layout(job, way, layout) for way in ways)], key=order_of)
+    cut = training.cut_by(modelled_of(begin).practice.ends)
+    problem = _problem(job, cut, estimate(cut, layout, batch))
+    moved = move_cuts(begin, problem, SearchParams.at(job.effort))
+    other = training.cut_by(ends_of_starts(training.model, _starts(moved)))
+    if moved == begin or any(find_faults(other, layout, batch)):
+        return begin
+    return min(begin, simulate_layout(job, other, layout), key=order_of)
+
+
+def _starts(plan: Plan) -> list[int]:
+    """The first layer of every stage but the first."""
+    return [stage.start for stage in plan.stages[1:]]
 
 
 def with_cut_by_count(job: Job, training: Training, plan: Plan) -> Plan:

@@ -118,7 +118,7 @@ def _dp(asked: _Asked) -> Iterator[str]:
 def _pp(asked: _Asked) -> Iterator[str]:
     model, p, v = asked.model, asked.degrees.p, asked.degrees.v
     ends = 2 if asked.practice.ends in ("blocks", "fewer") else 0
-    if asked.practice.ends == "free" and asked.work.is_unequal:
+    if asked.practice.ends == "free":
         ends = 2 + bool(model.further)
     if p * v > model.blocks + ends:
         yield f"{p} x {v} stages of {model.blocks} blocks"

@@ -194,16 +194,16 @@ def stage_blocks(L: int, p: int, v: int, ends: str, head: float) -> list[int]:
     """Blocks of the p v stages, in order.
 
     Evenly, the first stages one more; with embedding and head as a block each ("blocks"), or
-    embedding, norm and head as a layer each ("layers"). "free": the last device has so many fewer
-    that the slowest, with a head as long as `head` blocks, is as fast as can be. "fewer": that too
-    of devices of one stage; with chunks, the last stage has one fewer, or the first and the last,
-    where all others have as many then. Or those that `ends` states.
+    embedding, norm and head as a layer each ("layers"). "fewer": of devices of one stage the last
+    has so many fewer that the slowest, with a head as long as `head` blocks, is as fast as can be;
+    with chunks, the last stage has one fewer, or the first and the last, where all others have as
+    many then. Or those that `ends` states.
     """
     S = p * v
     if stated := stated_blocks(ends):
         return stated
-    if p > 1 and (ends == "free" or (ends == "fewer" and v == 1)):
-        return _free_blocks(L, p, v, head)
+    if p > 1 and v == 1 and ends == "fewer":
+        return _fewer_blocks(L, p, head)
     first, last = {"blocks": (1, 1), "layers": (1, 2)}.get(ends, (0, 0)) if S > 1 else (0, 0)
     if ends == "fewer" and S > 1 and L % S:
         first, last = {S - 1: (0, 1), S - 2: (1, 1)}.get(L % S, (0, 0))
@@ -223,14 +223,13 @@ def further_stage(ends: str) -> int | None:
     return stated.index(True) if True in stated else None
 
 
-def _free_blocks(L: int, p: int, v: int, head: float) -> list[int]:
+def _fewer_blocks(L: int, p: int, head: float) -> list[int]:
     def slowest(last: int) -> tuple[float, int]:
         return max(-(-(L - last) // (p - 1)), last + head), -last
 
-    last = min(range(v - 1, L // p + 1), key=slowest)
+    last = min(range(L // p + 1), key=slowest)
     whole, left = divmod(L - last, p - 1)  # later devices hold fewer microbatches
-    loads = [whole + (d >= p - 1 - left) for d in range(p - 1)] + [last]
-    return [loads[d] // v + (k < loads[d] % v) for k in range(v) for d in range(p)]
+    return [whole + (d >= p - 1 - left) for d in range(p - 1)] + [last]
 
 
 @lru_cache(maxsize=4096)
@@ -262,8 +261,7 @@ def _stages(
 def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> Sequence[Stage]:
     """What every stage holds, in order; or what every so many of them hold `together`."""
     ends, (p, v) = cut_of(work, degrees), (degrees.p, degrees.v)
-    by_seconds = p > 1 and (ends == "free" or (ends == "fewer" and v == 1))
-    head = _head(work, degrees) if by_seconds else 0.0
+    head = _head(work, degrees) if ends == "fewer" and v == 1 < p else 0.0
     key = p, v, ends, head, together
     if key not in work.memo.cuts:
         counts, place = _counts(work.model.blocks, p, v, ends, head), further_stage(ends)
@@ -275,11 +273,11 @@ def stages_of(work: Training, degrees: Degrees, together: int | None = None) -> 
 def cut_of(work: Training, degrees: Degrees) -> str:
     """How blocks are shared out: as `Practice.ends`, blocks of every stage where they are free.
 
-    So that no other cut has a shorter iteration. Of chunks equal blocks are as `stage_blocks` has
-    them, and of unequal ones seconds are counted in parts of those of the mean block, `PARTS`.
+    So that no other cut has a shorter iteration; of chunks seconds are counted in parts of those of
+    the mean block, `PARTS`.
     """
     (_, _, _, p, v, _, m, shape, again), ends = degrees, work.practice.ends
-    if ends != "free" or p == 1 or (v > 1 and not work.is_unequal):
+    if ends != "free" or p == 1:
         return ends
     blocks, further = work.blocks(shape), work.model.further
     if v == 1 and (key := (degrees, "free")) in work.memo.cuts:

@@ -16,9 +16,12 @@ from benchmarks.published_older import DATA
 from benchmarks.published_rows import USUAL, ends_of, layout_of, topology_of, training_of
 from partopt.documents.engine import Layout
 from partopt.documents.plan import seconds_of
+from partopt.documents.topology import Topology
+from partopt.importers.hugging_face import load_transformer
 from partopt.job import Job
 from partopt.report.transformer_text import cut_text
 from partopt.search.layout_plans import move_unequal_cuts, simulate_layout
+from partopt.search.layout_questions import training_for
 from partopt.transformer.as_profile import ends_of_starts, stage_starts
 from partopt.transformer.iteration import Degrees, estimate, settle_cut, stages_of
 from partopt.transformer.rates import Seconds
@@ -154,6 +157,30 @@ def test_stages_of_kinds_are_as_fast_as_any_by_their_seconds(p, v):
         counts = [stop - start for start, stop in itertools.pairwise((0, *inner, layers))]
         stated = training(KINDS, ends=ends_of_counts(counts, KINDS.blocks, 1))
         assert ours_s <= estimate(stated, layout, 16).seconds * slack
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words", "p", "m"), [(9, 32_000, 4, 4), (6, 32_000, 2, 2), (8, 256_000, 2, 8)]
+)
+def test_no_cut_of_equal_blocks_in_chunks_is_much_faster_simulated(blocks, words, p, m):
+    """Cuts are moved with the step of the first of them: of so few blocks that is some percent."""
+    model = replace(load_transformer("llama3-8b"), blocks=blocks, vocabulary=words)
+    layout = Layout(pp=p, chunks=2, tp=1, cp=1, ep=1, dp=8 // p, microbatch=1)
+    layout = replace(layout, schedule="interleaved", recompute="never", shard="optimizer")
+    topology, batch = Topology.load("dgx-h100", 1), 8 // p * m
+    asked = Job(model, topology, trainer="megatron", global_batch=batch, sequence=4096)
+    asked = asked.with_(facts={"ends": "free"}, memory=10**12)
+    work = training_for(asked)
+
+    def seconds_by(counts):
+        stated = work.cut_by(ends_of_counts(counts, blocks, 0))
+        return seconds_of(simulate_layout(asked, stated, layout))
+
+    ours = move_unequal_cuts(asked, work, simulate_layout(asked, work, layout))
+    inner = itertools.combinations(range(1, blocks + 2), 2 * p - 1)
+    bounds = (itertools.pairwise((0, *cut, blocks + 2)) for cut in inner)
+    best_s = min(seconds_by([stop - start for start, stop in pairs]) for pairs in bounds)
+    assert seconds_of(ours) <= 1.03 * best_s
 
 
 @pytest.mark.skipif(not LAYOUTS.exists(), reason="published layouts are not beside this checkout")
