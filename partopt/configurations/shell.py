@@ -159,9 +159,12 @@ def read_script(text: str, given: Mapping[str, str], folder: Path | None = None)
     except RecursionError:
         what = "expressions or commands lie too deep in each other"
         raise PartoptError(what, HINT, code="malformed-script") from None
+    found = reader.found
     variables = {name: _text(value) for name, value in reader.state.variables.items()}
-    reader.found.variables = reader.environment | variables
-    return reader.found
+    variables = reader.environment | variables
+    found.variables = {name: as_one(text) for name, text in variables.items()}
+    found.commands = [[*map(as_one, words)] for words in found.commands]
+    return found
 
 
 def _of_scheduler(text: str) -> dict[str, str]:
