@@ -98,6 +98,7 @@ def spell(text: str) -> str:
 def change(row: Mapping[str, str], file: Path) -> str:
     """What is left to do by hand where the best layout is set in a file; nothing where it says all.
 
+    What was given beside the file is changed there.
     Raises PartoptError where there is no page.
     """
     given = json.loads(row["set"] or "{}")
@@ -107,7 +108,8 @@ def change(row: Mapping[str, str], file: Path) -> str:
         return "no best layout"
     text, function = file.read_text(errors="replace"), row.get("function")
     changes = partopt.change_text(text, judged.plan, judged.best, given, function)
-    return "" if changes.says_all and not changes.by_hand else "; ".join(changes.describe())
+    by_hand = [name for name, *_ in changes.by_hand if spell(name) not in given]
+    return "" if changes.says_all and not by_hand else "; ".join(changes.describe())
 
 
 def main() -> int:

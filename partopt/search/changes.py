@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -76,9 +76,11 @@ def change_text(
 
     Its lines stay, but for values that differ, which are set where they stand; `arguments`,
     `function` and `folder` are those with which it is read. Every change is made sure of by reading
-    it again.
+    it again. What an argument says is changed there, by hand.
     """
-    read = partial(read_settings, given=arguments, function=function, folder=folder)
+    given = {name.replace("-", "_"): value for name, value in (arguments or {}).items()}
+    read_given = partial(read_settings, function=function, folder=folder)
+    read = partial(read_given, given=given)
     settings, trainer = read(text), TRAINERS.lookup(best.trainer)
     if not trainer.words:
         return Changes(text, says_all=False)
@@ -92,14 +94,18 @@ def change_text(
         old, new = said.get(first, {}), words.get(first, {})
         if old != new:
             names = dict.fromkeys([*old, *new])
-            differ = (n for n in names if new.get(n) != old.get(n) or _find_names(settings, n))
+            differ = (
+                n for n in names if new.get(n) != old.get(n) or _find_names(settings, n, given)
+            )
             wanted |= {name: new.get(name) for name in differ}
     attempts = list[Changes]()
     for further in _FURTHER:
         named = {name: value for new in words.values() for name, value in new.items()}
         wanted |= {name: value for name, value in named.items() if re.search(further, name)}
-        attempts.append(_set(settings, wanted, read))
-        if _is_of(best, trainer, read(attempts[-1].text), before):
+        attempts.append(_set(settings, wanted, read, given))
+        ends = {name.rpartition(".")[2]: str(value) for name, value in wanted.items()}
+        changed = given | {name: ends[name] for name in given.keys() & ends}
+        if _is_of(best, trainer, read_given(attempts[-1].text, changed), before):
             return attempts[-1]
     return replace(attempts[0 if attempts[0].by_hand else -1], says_all=False)
 
@@ -119,21 +125,28 @@ def _is_of(plan: Plan, trainer: Trainer, settings: Settings, before: Losses) -> 
     return not faults and {*lost.notes} <= {*before.notes}
 
 
-def _find_names(settings: Settings, name: str) -> list[str]:
-    """The names by which a text has a setting; a path that it has is it alone."""
-    names = [name] if settings.states(name) else [name.rpartition(".")[2]]
+def _find_names(settings: Settings, name: str, given: Collection[str]) -> list[str]:
+    """The names by which a text has a setting; a path that it has is it alone.
+
+    One that is `given` as an argument comes before those.
+    """
+    end = name.rpartition(".")[2]
+    names = [name] if settings.states(name) and end not in given else [end]
     names += [other for one in names for other in settings.synonyms.get(one, ())]
     return [name for name in dict.fromkeys(names) if settings.states(name)][:2]
 
 
 def _set(
-    settings: Settings, wanted: Mapping[str, object], read: Callable[[str], Settings]
+    settings: Settings,
+    wanted: Mapping[str, object],
+    read: Callable[[str], Settings],
+    given: Collection[str],
 ) -> Changes:
     """The text of settings with the wanted values, those that differ, one after the other."""
     rows, by_hand = list[tuple[str, str, str]](), list[tuple[str, str, str]]()
     synonyms, before, lacks = settings.synonyms, settings, settings.lacks
     for name, value in wanted.items():
-        for spelled in _find_names(settings, name) or [name]:
+        for spelled in _find_names(settings, name, given) or [name]:
             if _says(settings, spelled, value):
                 continue
             row = settings.show(spelled), _show(before.value(spelled)), _show(value)
@@ -142,7 +155,8 @@ def _set(
                     changed = read(apply_edits(settings.text, edits))
                 except PartoptError:  # as of a text that bash would refuse
                     continue
-                if edits and _says(changed, spelled, value) and _keeps(settings, changed, wanted):
+                says = edits and _says(changed, spelled, value)
+                if says and _keeps(settings, changed, wanted, given):
                     settings, settings.synonyms = changed, synonyms
                     rows.append((settings.show(spelled), *row[1:]))
                     break
@@ -166,12 +180,16 @@ def _says(settings: Settings, name: str, value: object) -> bool:
     return [word.strip("'\"") for word in words] == as_written or said == convert(str(value))
 
 
-def _keeps(settings: Settings, changed: Settings, wanted: Iterable[str]) -> bool:
+def _keeps(
+    settings: Settings, changed: Settings, wanted: Iterable[str], given: Collection[str]
+) -> bool:
     """Whether the settings that are not wanted otherwise have the values that they had.
 
     What a document computes from others follows these.
     """
-    names = {spelled for name in wanted for spelled in _find_names(settings, name)} | {*wanted}
+    names = {spelled for name in wanted for spelled in _find_names(settings, name, given)} | {
+        *wanted
+    }
     kept = settings.values.keys() - settings.variables
     return all(
         settings.values[name] == changed.values.get(name)

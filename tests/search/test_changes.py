@@ -89,6 +89,7 @@ def test_a_changed_text_is_the_plan(case, layout):
     assert check_changed(case, layout)
 
 
+LAYOUT_OF_NONE = "pipeline_model_parallel_layout = None"
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=4
 TP=8 # of a server
@@ -132,10 +133,23 @@ def test_values_are_set_where_they_stand_and_all_else_stays():
 def test_what_is_given_cannot_be_changed_in_the_text():
     changes = change("tp=8,pp=1,chunks=1", arguments={"tensor_model_parallel_size": "4"})
     assert [name for name, *_ in changes.by_hand] == ["--tensor_model_parallel_size"]
-    assert changes.describe()[-2:] == [
-        "--tensor_model_parallel_size  4 -> 8, by hand",
-        "and more: an export of the plan says all",
-    ]
+    assert changes.describe()[-1] == "--tensor_model_parallel_size  4 -> 8, by hand"
+    assert changes.says_all
+
+
+@pytest.mark.parametrize("layout", ["tp=8,pp=1,chunks=1", "tp=4,pp=4,chunks=1"])
+def test_what_is_given_is_not_set_at_the_path_that_the_text_has_for_it(layout):
+    """It counts nothing there, beside what is given."""
+    trainer, text, _ = TRAININGS["configured: bridge"]
+    text = text.replace("virtual_pipeline_model_parallel_size = 4", LAYOUT_OF_NONE)
+    given = {"pipeline_model_parallel_layout": "Et*18|t*14L"}
+    job, _ = read_job(trainer, text, CLUSTER, arguments=given)
+    other = plan_another(job, layout)
+    changes = change_text(text, judging.plan_layout(job), other, given)
+    assert [name for name, *_ in changes.by_hand] == [*given] and changes.says_all
+    assert LAYOUT_OF_NONE in changes.text and not {row[0] for row in changes.rows} & given.keys()
+    again, _ = read_job(trainer, changes.text, CLUSTER)
+    assert stages_of(judging.plan_layout(again)) == stages_of(other)
 
 
 @pytest.mark.parametrize(
