@@ -60,6 +60,7 @@ class Settings:
     is read, and `variables` those of a script, which are no flags. `synonyms` are other names of a
     setting, for `find` and what asks it; `written` are names as the text has them, where a trainer
     has its words for settings of another. Its trainer `lacks` settings that newer ones have.
+    `replaced` are values that options have in place of the text's, None where these need none.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Settings:
         self.synonyms: Mapping[str, Sequence[str]] = {}
         self.written: Mapping[str, str] = {}
         self.lacks = frozenset[str]()
+        self.replaced: Mapping[str, object] = {}
         self._found: dict[str, object] = {}
         for path, value in self.values.items():
             parts = path.split(".")
@@ -86,6 +88,7 @@ class Settings:
         """The settings of the text in the words of another trainer; faults and notes are shared."""
         other = Settings(values, self.form, self.unread, [*self.variables], self.text)
         other.faults, other.notes, other.written = self.faults, self.notes, written
+        other.replaced = self.replaced
         return other
 
     def find(self, *names: str) -> object:
@@ -102,7 +105,7 @@ class Settings:
     def value(self, name: str) -> object:
         """The value of a name, or the mark of one that is not known; None where it has none."""
         self.asked.add(name.rpartition(".")[2])
-        return self._found.get(name)
+        return self.replaced[name] if name in self.replaced else self._found.get(name)
 
     def known(self, name: str) -> object:
         """The value of a name; None where it has none, or none that is known."""
@@ -110,10 +113,11 @@ class Settings:
         return None if isinstance(value, str) and unknown_names(value) else value
 
     def _first(self, names: Sequence[str]) -> tuple[str, object]:
-        """The first of the names and their synonyms that has a value, with that; None without."""
+        """The first of the names and their synonyms that is replaced or has a value, with that."""
         named = [other for name in names for other in (name, *self.synonyms.get(name, ()))]
         values = [(name, self.value(name)) for name in named]
-        return next((found for found in values if found[1] is not None), (names[0], None))
+        said = (one for one in values if one[0] in self.replaced or one[1] is not None)
+        return next(said, (names[0], None))
 
     def states(self, name: str) -> bool:
         """Whether the text gives the name a value, be it none."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from partopt.configurations.edits import apply_edits, find_edits
-from partopt.configurations.marks import show_marks
+from partopt.configurations.marks import show_marks, unknown_names
 from partopt.configurations.settings import Settings, convert, read_settings
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError
@@ -98,9 +98,15 @@ def change_text(
                 n for n in names if new.get(n) != old.get(n) or _find_names(settings, n, given)
             )
             wanted |= {name: new.get(name) for name in differ}
+    named = {name: value for new in words.values() for name, value in new.items()}
+    wanted |= {  # which options said in place of the text
+        name: value
+        for name, value in named.items()
+        for spelled in _find_names(settings, name, given)
+        if unknown_names(str(settings.value(spelled)))
+    }
     attempts = list[Changes]()
     for further in _FURTHER:
-        named = {name: value for new in words.values() for name, value in new.items()}
         wanted |= {name: value for name, value in named.items() if re.search(further, name)}
         attempts.append(_set(settings, wanted, read, given))
         ends = {name.rpartition(".")[2]: str(value) for name, value in wanted.items()}

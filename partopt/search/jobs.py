@@ -24,16 +24,11 @@ from partopt.search.trainer_limits import check_asked, parts_of
 from partopt.trainers import TRAINERS
 from partopt.trainers.others import refuse_others
 from partopt.trainers.parts import block_bounds
+from partopt.trainers.replaced import replaced_settings
 from partopt.trainers.trainer import Asked
 from partopt.transformer.iteration import Degrees, settle_cut, stage_counts
 
 _SERVERS = re.compile(r"(SLURM_(JOB_NUM_|N)|NUM_|N_?)?NODES|NHOSTS", re.I)
-# settings of a configuration that stand for options of a job
-_SETTINGS = {
-    "sequence": ("seq_length", "seq_len"),
-    "global_batch": ("global_batch_size",),
-    "dtype": ("precision",),
-}
 
 
 def job_for(job: Job, to: str, rules: Sequence[str] = ()) -> Job:
@@ -116,9 +111,10 @@ def read_job(
         )
     options = {name: value for name, value in options.items() if value is not None}
     values = dict(arguments or {})
-    for option, names in _SETTINGS.items():
-        values |= {name: str(options[option]) for name in names if option in options}
+    stated = layout_with(options.pop("layout", Layout()), options)
+    chosen = options.pop("facts", {})
     settings = read_settings(text, values, function, folder)
+    settings.replaced = replaced_settings(stated, options, chosen)
     refuse_others(settings, trainer)
     if not settings.values.keys() - values.keys():
         raise PartoptError(
@@ -133,11 +129,11 @@ def read_job(
     servers = _servers_of(settings, topology, values)
     if servers and "global_batch" not in options:
         with suppress(PartoptError):
-            other = reader.read(read_settings(text, values | servers, function, folder), asked)
-            notes += _note_servers(settings, servers, found.batch, other.batch)
+            there = read_settings(text, values | servers, function, folder)
+            there.replaced = settings.replaced
+            batch = reader.read(there, asked).batch
+            notes += _note_servers(settings, servers, found.batch, batch)
     assert found.model
-    stated = structs.asdict(layout_with(options.pop("layout", Layout()), options))
-    stated = {name: value for name, value in stated.items() if value is not None}
     said: dict[str, Any] = {
         "trainer": trainer,
         "global_batch": found.batch,
@@ -145,10 +141,11 @@ def read_job(
         "dtype": found.format,
     }
     graphs = {"graphs": "none"} if found.model.experts and "graphs" in reader.choices else {}
-    facts = {**graphs, **found.facts, **options.pop("facts", {})}
-    layout = structs.replace(found.layout, **stated)
+    facts = {**graphs, **found.facts, **chosen}
+    parts = {name: part for name, part in structs.asdict(stated).items() if part is not None}
+    layout = structs.replace(found.layout, **parts)
     job = Job(found.model, topology, **said | options, layout=layout, facts=facts)
-    if found.blocks is None or (layout.pp or 1) == 1:
+    if found.blocks is None or (layout.pp or 1) == 1 or "ends" in chosen:
         return job, notes
     return _with_ends(job, found.blocks, found.further_stage, notes)
 

@@ -123,6 +123,10 @@ class _Words:
         """The whole number that the script has, a usual one where it has none."""
         return self.settings.number(written, least=0) or usual
 
+    def length(self, written: str, usual: int = 0, packs: bool = False) -> int:
+        """Tokens that a sample may have; none are needed of one of a given length, not packed."""
+        return 0 if self.given and not packs else self.number(written, usual)
+
     def name_model(self, written: str, trains: bool) -> None:
         """Take the model whose shape it is, of whose path the end is enough.
 
@@ -165,7 +169,7 @@ class _Words:
         said. Each replica has as many microbatches as its samples fill.
         """
         settings, self.per_rank = self.settings, per_rank
-        sizes = [self.values.get(name) for name in _DEGREES]
+        sizes = [settings.replaced.get(name, self.values.get(name)) for name in _DEGREES]
         t, p, c = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
         tokens = self.given or (self.number(per_rank) or usual) * c
         longest = min(longest or tokens, tokens)
@@ -183,7 +187,7 @@ class _Words:
         self.values["global_batch_size"] = counted
         if mean < tokens:
             self.facts["documents"] = mean
-        if mean:
+        if mean and "global_batch_size" not in settings.replaced:
             size = f"{samples:,} samples of {mean:,} tokens"
             what = f"{size} are counted as {counted:,} full microbatches of {tokens:,}"
             settings.notes.append(what)
@@ -239,8 +243,8 @@ def _translate_swift(words: _Words) -> None:
     pair = 1 + (way in _PAIRS and not settings.has("packing"))  # a packed row has both
     words.values["micro_batch_size"] = pair * words.number("micro_batch_size", 1)
     samples = pair * words.number("global_batch_size", 16)
-    longest = words.number("packing_length") or words.number("max_length")
-    more = words.number("max_completion_length", 512) if way in _GENERATING else 0
+    longest = words.length("packing_length") or words.length("max_length")
+    more = words.length("max_completion_length", 512) if way in _GENERATING else 0
     if settings.has("packing") or not longest:
         words.take("seq_length", "max_length")
         if settings.has("packing") and (mean := words.number(_MEAN)):
@@ -280,9 +284,13 @@ def _translate_slime(words: _Words) -> None:
     steps = words.number("num_steps_per_rollout", 1)
     generated = words.number("rollout_batch_size") * words.number("n_samples_per_prompt", 1)
     samples = words.number("global_batch_size", generated // steps)
-    prompt, answer = (words.number(f"rollout_max_{what}_len") for what in ("prompt", "response"))
-    longest = words.number("rollout_max_context_len") or (prompt and prompt + answer)
-    if settings.has("use_dynamic_batch_size", "max_tokens_per_gpu"):
+    packs = settings.has("use_dynamic_batch_size", "max_tokens_per_gpu")
+    prompt, answer, both = (
+        words.length(f"rollout_max_{what}_len", packs=packs)
+        for what in ("prompt", "response", "context")
+    )
+    longest = both or (prompt and prompt + answer)
+    if packs:
         words.pack("max_tokens_per_gpu", samples, longest)
     else:
         words.take("seq_length", _MEAN, words.given or longest or None)
@@ -350,11 +358,12 @@ def _translate_verl(words: _Words) -> None:
 def _count_policy(words: _Words, actor: str, engine: str) -> None:
     """What verl trains a policy on: answers to the prompts of a mini-batch."""
     settings = words.settings
-    longest = words.number("data.max_prompt_length", 512)
-    longest += words.number("data.max_response_length", 512)
+    packs = settings.has(f"{actor}use_dynamic_bsz")
+    longest = words.length("data.max_prompt_length", 512, packs)
+    longest += words.length("data.max_response_length", 512, packs)
     samples = words.number(f"{actor}ppo_mini_batch_size", 256)
     samples *= words.number("actor_rollout_ref.rollout.n", 1)
-    if settings.has(f"{actor}use_dynamic_bsz"):
+    if packs:
         words.pack(f"{actor}ppo_max_token_len_per_gpu", samples, longest, 16_384)
     else:
         words.take("micro_batch_size", f"{actor}ppo_micro_batch_size_per_gpu")
@@ -367,11 +376,10 @@ def _count_policy(words: _Words, actor: str, engine: str) -> None:
 def _count_examples(words: _Words) -> None:
     """What verl trains on examples."""
     settings = words.settings
-    longest, samples = (
-        words.number("data.max_length", 1024),
-        words.number("data.train_batch_size", 256),
-    )
-    if settings.has("data.use_dynamic_bsz", default=True):
+    packs = settings.has("data.use_dynamic_bsz", default=True)
+    longest = words.length("data.max_length", 1024, packs)
+    samples = words.number("data.train_batch_size", 256)
+    if packs:
         words.pack("data.max_token_len_per_gpu", samples, longest, 8192)
     else:
         words.take("micro_batch_size", "data.micro_batch_size_per_gpu", 4)

@@ -377,14 +377,18 @@ def _read_training(settings: Settings, devices: int, said: Layout) -> Stated:
 
 def _read_number(settings: Settings, names: Sequence[str], usual: int) -> int:
     """The number of one of the names, or what every version has by default, which a note tells."""
-    if not any(map(settings.states, names)):
+    if all(settings.value(name) is None for name in names):
         settings.notes.append(f"{names[0]}: {usual:,}, torchtitan's default")
     return settings.count(*names, default=usual) or usual
 
 
 def _batch(settings: Settings, said: Layout, replicas: int, sequence: int) -> tuple[int, int]:
     """Samples of a microbatch and of an iteration, in samples or, after 0.3.0, in tokens."""
-    stated, piped = settings.find("global_batch_size"), (said.pp or 1) > 1
+    names = "pipeline_parallel_microbatch_size", "global_batch_size"
+    asked, stated = map(settings.replaced.get, names)
+    if isinstance(asked, int) and isinstance(stated, int):
+        return asked, stated
+    stated, piped = settings.find(names[1]), (said.pp or 1) > 1
     if any(map(settings.states, _TOKENS)):
         tokens = _read_number(settings, _TOKENS[:1], 16384)
         size, step = max(1, tokens // sequence), settings.find(_TOKENS[1])
