@@ -20,7 +20,8 @@ import yaml
 
 from partopt.configurations.marks import is_unset, mark, unknown_names
 from partopt.configurations.program import Program, parse_program
-from partopt.configurations.shell import flag_words, read_script
+from partopt.configurations.shell import read_script
+from partopt.configurations.shell_values import flag_words
 from partopt.errors import PartoptError
 
 Form = Literal["script", "program", "document"]

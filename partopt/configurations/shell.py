@@ -8,10 +8,7 @@ loop changes whose turns are not known, and what depends on the files that there
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
-import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +31,17 @@ from partopt.configurations.marks import (
     unknown_names,
     without_unset,
 )
+from partopt.configurations.shell_numbers import COMPARISONS, combine, parse_literal, wrap_64_bits
+from partopt.configurations.shell_patterns import (
+    PATTERNED,
+    escape,
+    match_files,
+    matches,
+    search,
+    substitute,
+    trim,
+)
+from partopt.configurations.shell_printing import print_form, print_words, unescape
 from partopt.configurations.shell_syntax import (
     HINT,
     BrokenScriptError,
@@ -42,64 +50,34 @@ from partopt.configurations.shell_syntax import (
     parse,
     part_tildes,
 )
+from partopt.configurations.shell_values import (
+    BREAK,
+    EMPTY,
+    HOLE,
+    Value,
+    as_text,
+    as_word,
+    elements_of,
+    flag_words,
+    merge_values,
+    present_words,
+    unknown_array,
+)
 from partopt.errors import PartoptError
 
-Value = str | tuple[str, ...]  # a text, or the elements of an array
-
-_BREAK = "\ue002"  # between the elements of an array, which part words even in quotes
-_HOLE = "\ue003"  # in the place of an element that is not set
-_EMPTY = mark("''", UNSET)  # behind what is set nowhere in quotes, which is a word
 _CONTROL = re.compile("[\0-\10\13\14\16-\37\r\ue000-\uf8ff]")  # letters that scripts do not have
-_WITHIN = re.compile(
-    rf"(?:[{UNKNOWN}{UNSET}][^{UNKNOWN}{UNSET}]*[{UNKNOWN}{UNSET}]|'[^']*'|\"[^\"]*\"|\\.|\S)+",
-    re.S,
-)
 _ENVIRONMENT = re.compile(r"^/etc/|activate|conda|bashrc|profile$|modules?\.sh$")  # no arguments
 _WRAPPERS = ("exec", "command", "builtin", "nohup", "time", "env", "sudo")
 _SUCCEEDING = ("cd", "mkdir", "ulimit", "module", "pushd", "popd", "trap", "set")
 _OF_EVERY_SHELL = ("HOME", "USER", "PWD", "PATH", "HOSTNAME", "RANDOM", "SHELL", "SECONDS", "UID")
-# blocks and stages, `[0]*3+[1]*58`, `(tt|)*16`, `M-M*-M-`, or a list behind a flag, `--x=[1,2]`
-_LIST = re.compile(
-    r"[\w.+-]+=\[[\d.,]*\]|(?:[\w.+-]+=)?\(*\[[\d,]+\](?:[()]*[*+][()]*(?:\[[\d,]+\]|\d+))+\)*"
-    r"|[-\w=*()|,'\"]*\|[-\w=*()|,'\"]*|(?=.*M)[MDEG*-]*[MDEG-]|[ME*-]{6,}"
-)
 _PLACED = re.compile(r"\[[^]]*\]\+=")  # an element that is lengthened
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le,
-    "-gt": operator.gt, "-ge": operator.ge,
-}  # fmt: skip
-_OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-    ">=": operator.ge, "+": operator.add, "-": operator.sub, "*": operator.mul,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor, ",": lambda a, b: b,
-    "<<": lambda a, b: a << (b & 63), ">>": lambda a, b: a >> (b & 63),
-    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
-    "**": lambda a, b: pow(a, b, 2**64),
-}  # fmt: skip
-_CLASSES = {
-    "digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z",
-    "xdigit": "0-9a-fA-F", "space": " \t\n\r\f\v", "blank": " \t", "word": "a-zA-Z0-9_",
-    "punct": "{-~:-@!-/[-`",
-}  # fmt: skip
-_LETTERS = dict(zip("abefnrtvE\\'\"?", "\a\b\x1b\f\n\r\t\v\x1b\\'\"?", strict=True))
-_OVERRIDE = re.compile(r"\+{0,2}([a-zA-Z_]\w*(?:\.\w+)+)=(.*)", re.S)  # of Hydra
 _ASSIGNMENT = re.compile(r"([-+*/%&|^]|<<|>>)?=")
 _CHANGES = ("Excl", "Names", "Slice", "Repl", "Exp")  # what is done to a value in `${...}`
 _TURNS = 100  # of a loop, unless it is over words
 _LONGEST = 1_000_000  # letters of a value
 _CHEAP = 100  # letters that are copied in a step of work
-_PATTERNED = 1000  # letters of a pattern, and of what it is compared with
+_PLACES = 1000  # before an element that is assigned
 _WORK = 200_000  # commands, words and letters that a script makes, by their weights
-
-
-def _text(value: Value) -> str:
-    return value if isinstance(value, str) else " ".join(_elements(value))
-
-
-def _elements(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The elements of an array that are set."""
-    return tuple(element for element in value if element != _HOLE)
 
 
 @dataclass
@@ -160,7 +138,7 @@ def read_script(text: str, given: Mapping[str, str], folder: Path | None = None)
         what = "expressions or commands lie too deep in each other"
         raise PartoptError(what, HINT, code="malformed-script") from None
     found = reader.found
-    variables = {name: _text(value) for name, value in reader.state.variables.items()}
+    variables = {name: as_text(value) for name, value in reader.state.variables.items()}
     variables = reader.environment | variables
     found.variables = {name: as_one(text) for name, text in variables.items()}
     found.commands = [[*map(as_one, words)] for words in found.commands]
@@ -381,7 +359,7 @@ class _ScriptReader:
             values = [branch.variables.get(name) for branch in taken]
             if len(set(values)) > 1:
                 one = all(isinstance(value, str) and len(value.split()) == 1 for value in values)
-                variables[name] = _merge(values, as_several(marks or mark(name), not one))
+                variables[name] = merge_values(values, as_several(marks or mark(name), not one))
             elif values[0] is not None:
                 variables[name] = values[0]
         self.state.arguments = taken[0].arguments
@@ -395,8 +373,8 @@ class _ScriptReader:
         """The branches of `case` that may be the word's."""
         self.reasons.update(unknown_names(word))
         for number, item in enumerate(items):
-            patterns = [self.text(raw, _escape) for raw in item["Patterns"]]
-            holds: bool | None = any(_matches(word, pattern) for pattern in patterns)
+            patterns = [self.text(raw, escape) for raw in item["Patterns"]]
+            holds: bool | None = any(matches(word, pattern) for pattern in patterns)
             if unknown_names(word) or (not holds and any(map(marks_of, patterns))):
                 holds = "*" in patterns or None
             rest = item.get("Stmts", [])
@@ -470,7 +448,7 @@ class _ScriptReader:
         longest = [words for words in longest if len(flag_words(words)) > 1]
         if len(longest) > 1:
             unknown = "".join(map(mark, sorted(self.reasons))) or mark("a condition")
-            merged = _merge([tuple(words) for words in longest], unknown)
+            merged = merge_values([tuple(words) for words in longest], unknown)
             others = [words for run in runs for words in run if words not in longest]
             commands[begins[0] :] = [*others, list(merged)]
 
@@ -485,7 +463,7 @@ class _ScriptReader:
             return self.captured
         status = self.call(words, texts, writes)
         for name in (assignment["Name"]["Value"] for assignment in assigned):  # of the command
-            self.environment[name] = _text(self.state.variables.pop(name, ""))
+            self.environment[name] = as_text(self.state.variables.pop(name, ""))
             if name in before:
                 self.state.variables[name] = before[name]
         return status
@@ -500,7 +478,7 @@ class _ScriptReader:
         if name == "set" and (rest[:1] == ["--"] or (rest and rest[0][:1] not in ("-", "+"))):
             state.arguments = rest[rest[0] == "--" :]
             return True
-        written, words = words, [word.replace(_EMPTY, "") for word in words]
+        written, words = words, [word.replace(EMPTY, "") for word in words]
         rest = words[1:]
         match name:
             case "exit" | "return" | "break" | "continue":
@@ -526,7 +504,7 @@ class _ScriptReader:
                 return True
             case "printf" if rest[:1] == ["-v"] and len(rest) > 2:
                 array = rest[1].partition("[")[0]
-                text = _print_words(rest[2], rest[3:])
+                text = print_form(rest[2], rest[3:])
                 self.assign(array, mark(array) if text is None or array != rest[1] else text)
                 return True
             case "shift":
@@ -546,11 +524,14 @@ class _ScriptReader:
                 flags = [word for word in rest if re.fullmatch(r"-\w*a\w*", word)]
                 is_array = name in ("mapfile", "readarray") or flags
                 for variable in filter(str.isidentifier, [*rest, "OPTARG"]):
-                    unknown = _unknown_array(variable)
+                    unknown = unknown_array(variable)
                     self.assign(variable, unknown if is_array else unknown[0])
                 return None
         here = texts[-1] if name == "cat" and texts and not rest and not writes else None
-        printed = self.print(name, rest) if here is None else here
+        printed = print_words(name, rest) if here is None else here
+        if name == "expr" and len(rest) == 3:
+            number = self.number_of(" ".join(rest), without_unset)
+            printed = mark("expr") if number is None else str(number)
         if printed is None:
             self.output = self.output if name in _SUCCEEDING else None
             self.found.commands.append(written)
@@ -648,12 +629,10 @@ class _ScriptReader:
         elif isinstance(old, tuple):  # its name alone is the first element
             first, text = old[0] if before and old else "", self.value_text(word)
             several = may_be_several(old)
-            self.assign(
-                name, _unknown_array(name) if several else (_as_word(first + text), *old[1:])
-            )
+            self.assign(name, unknown_array(name) if several else (as_word(first + text), *old[1:]))
         else:
             sign = "+" if before and "i" in self.traits.get(name, "") else ""
-            text = _text(before or "") + sign + self.value_text(word)
+            text = as_text(before or "") + sign + self.value_text(word)
             self.assign(name, self.shape(name, text))
 
     def assign_array(self, name: str, before: Value | None, elements: Sequence[Node]) -> None:
@@ -664,7 +643,7 @@ class _ScriptReader:
             else (None, self.words(element.get("Value", {}), named=False))
             for element in elements
         ]
-        found = [_as_word(before)] if isinstance(before, str) else [*(before or ())]
+        found = [as_word(before)] if isinstance(before, str) else [*(before or ())]
         if not before:
             self.drop_keys(name)
         place: int | None = len(found) - 1
@@ -677,7 +656,7 @@ class _ScriptReader:
                 found += words
                 place = len(found) - 1
             else:
-                found = [*_unknown_array(name)]
+                found = [*unknown_array(name)]
         self.assign(name, tuple(found))
 
     def shape(self, name: str, text: str) -> str:
@@ -700,16 +679,16 @@ class _ScriptReader:
         if "A" in self.traits.get(name, ""):
             self.assign(f"{name}[{self.key(index)}]", text)
             return None
-        elements = present_words(before) if isinstance(before, tuple) else [_as_word(before)]
+        elements = present_words(before) if isinstance(before, tuple) else [as_word(before)]
         place = self.whole(index)
         place = place + len(elements) if place is not None and place < 0 else place
         of_several = isinstance(before, str) and UNKNOWN in before  # it may be
         of_several |= may_be_several(elements)
-        if place is None or of_several or not 0 <= place < _PATTERNED:
-            self.assign(name, _unknown_array(name))
+        if place is None or of_several or not 0 <= place < _PLACES:
+            self.assign(name, unknown_array(name))
             return None
-        elements += [_HOLE] * (place - len(elements))
-        elements[place : place + 1] = [_as_word(text)]
+        elements += [HOLE] * (place - len(elements))
+        elements[place : place + 1] = [as_word(text)]
         self.assign(name, tuple(elements))
         return place
 
@@ -736,16 +715,16 @@ class _ScriptReader:
                 self.state.variables[name] = outer
         elif isinstance(value, str):  # an array of one
             place = self.number_of(key.removesuffix("]"), without_unset)
-            self.assign(array, _unknown_array(array))
+            self.assign(array, unknown_array(array))
             if place == 0:
                 del self.state.variables[array]
         elif value is not None:
             place = self.number_of(key.removesuffix("]"), without_unset)
             if place is None or may_be_several(value):
-                self.assign(array, _unknown_array(array))
+                self.assign(array, unknown_array(array))
             elif -len(left := present_words(value)) <= place < len(left):
-                left[place] = _HOLE
-                while left and left[-1] == _HOLE:
+                left[place] = HOLE
+                while left and left[-1] == HOLE:
                     left.pop()
                 self.assign(array, tuple(left))
 
@@ -798,16 +777,16 @@ class _ScriptReader:
             case {"Type": "UnaryTest", "Op": sign, "X": word}:
                 return self.test([sign, self.text(word)])
             case {"Type": "BinaryTest", "Op": sign, "X": one, "Y": other}:
-                if sign in _COMPARISONS:
+                if sign in COMPARISONS:
                     a, b = (self.whole(word) for word in (one, other))
-                    return None if a is None or b is None else bool(_COMPARISONS[sign](a, b))
-                escape = _escape if sign != "=~" else re.escape
-                return self.test([self.text(one), sign, self.text(other, escape)], True)
+                    return None if a is None or b is None else bool(COMPARISONS[sign](a, b))
+                quote = escape if sign != "=~" else re.escape
+                return self.test([self.text(one), sign, self.text(other, quote)], True)
         return self.test([self.text(node)])
 
     def test(self, words: Sequence[str], pattern: bool = False) -> bool | None:
         """Whether a test of one to three words holds; None where that is not known."""
-        if len(words) == 3 and words[1] in _COMPARISONS and any(map(is_unset, words)):
+        if len(words) == 3 and words[1] in COMPARISONS and any(map(is_unset, words)):
             self.reasons.update(unknown_names("".join(words)))  # no number: bash reports an error
             return None
         words = [without_unset(word) for word in words]
@@ -823,17 +802,13 @@ class _ScriptReader:
             case [] | [_]:
                 return bool(words) and bool(words[0])
             case [left, "=" | "==" | "!=" as sign, right]:
-                same = _matches(left, right) if pattern else left == right
+                same = matches(left, right) if pattern else left == right
                 return same == (sign != "!=")
             case [left, "=~", right]:
-                ways = len(re.findall(r"[*+?{|]", right))  # of which every match tries some
-                simple = math.comb(len(left) + ways, ways + 1) < _WORK
-                with suppress(re.error):
-                    if simple and not re.search(r"\)[*+{]", right):
-                        return re.search(_spell_classes(right), left) is not None
-            case [left, sign, right] if sign in _COMPARISONS:
+                return search(left, right)
+            case [left, sign, right] if sign in COMPARISONS:
                 numbers = [re.fullmatch(r"\s*[-+]?[0-9]{1,18}\s*", side) for side in (left, right)]
-                return all(numbers) and bool(_COMPARISONS[sign](int(left), int(right)))
+                return all(numbers) and bool(COMPARISONS[sign](int(left), int(right)))
         return None
 
     # numbers
@@ -872,7 +847,9 @@ class _ScriptReader:
                 value = self.number(inside, known)
                 if value is None:
                     return None
-                return _in_64_bits({"-": -value, "!": int(not value), "~": ~value}.get(sign, value))
+                return wrap_64_bits(
+                    {"-": -value, "!": int(not value), "~": ~value}.get(sign, value)
+                )
             case {"Type": "BinaryArithm", "Op": "?", "X": test, "Y": {"X": yes, "Y": no}}:
                 holds = self.number(test, known)
                 if holds is not None:
@@ -893,7 +870,7 @@ class _ScriptReader:
                 before = self.number(name, known) if assigned[1] else None
                 return self.set_number(name, assigned[1], before, self.number(other, known))
             case {"Type": "BinaryArithm", "Op": sign, "X": one, "Y": other}:
-                return _combine(sign, self.number(one, known), self.number(other, known))
+                return combine(sign, self.number(one, known), self.number(other, known))
             case {"Parts": _}:
                 return self.number_of(known(self.text(node)).strip(), known)
         return None
@@ -902,7 +879,7 @@ class _ScriptReader:
         self, target: Node, sign: str | None, before: int | None, operand: int | None
     ) -> int | None:
         """Assign what an operator makes of a value before, or the operand itself."""
-        name, value = str(target["Written"]), _combine(sign, before, operand) if sign else operand
+        name, value = str(target["Written"]), combine(sign, before, operand) if sign else operand
         text = mark(name) if value is None else str(value)
         match target:
             case {"Parts": [{"Type": "ParamExp", "Param": {"Value": array}, "Index": index}]}:
@@ -914,7 +891,7 @@ class _ScriptReader:
     def number_of(self, text: str, known: Callable[[str], str]) -> int | None:
         """The number that a word is, a variable of that name has, or an expression in it."""
         if literal := re.fullmatch(r"([+-]?)(0[xX][0-9a-fA-F]+|[0-9]+#\w+|[0-9]+)", text):
-            return _literal(literal[2], literal[1] == "-")
+            return parse_literal(literal[2], literal[1] == "-")
         if not text:
             return 0
         self.marks += marks_of(text)
@@ -925,7 +902,7 @@ class _ScriptReader:
                 return None
             self.spend(20)
             self.named.append(text)
-            value = known(_text(self.value(text) or mark(text, UNSET))).strip()
+            value = known(as_text(self.value(text) or mark(text, UNSET))).strip()
             number = self.number_of(value, known)
             self.named.remove(text)
             return number
@@ -949,22 +926,22 @@ class _ScriptReader:
             for text, quoted in self.pieces([part]):
                 whole = quoted or part["Type"] == "Lit"
                 if not quoted:
-                    text = as_several(text.replace(_EMPTY, ""))
+                    text = as_several(text.replace(EMPTY, ""))
                 elif not _spread_name(part):
-                    text = _as_word(as_one(text))
+                    text = as_word(as_one(text))
                 elif not isinstance(self.value(_spread_name(part)), tuple):
-                    text = _as_word(text)
-                for k, piece in enumerate(text.split(_BREAK) if whole else self.split(text)):
+                    text = as_word(text)
+                for k, piece in enumerate(text.split(BREAK) if whole else self.split(text)):
                     made += [[]] * bool(k)
                     made[-1] = made[-1] + [(piece, quoted)] * bool(piece or quoted)
-        found = [_match_files(pieces) for pieces in made if pieces]
+        found = [match_files(pieces) for pieces in made if pieces]
         self.spend(5 + len(found) + sum(map(len, found)) // _CHEAP)
-        return [word if is_unset(word) else word.replace(_EMPTY, "") for word in found]
+        return [word if is_unset(word) else word.replace(EMPTY, "") for word in found]
 
     def split(self, text: str) -> list[str]:
         """The parts of a value by blanks, or by the letters that `IFS` has."""
-        letters = _text(self.state.variables.get("IFS", " \t\n"))
-        blanks = "[" + "".join({_BREAK, *letters} & {_BREAK, *" \t\n"}) + "]"
+        letters = as_text(self.state.variables.get("IFS", " \t\n"))
+        blanks = "[" + "".join({BREAK, *letters} & {BREAK, *" \t\n"}) + "]"
         if not (others := letters.strip(" \t\n")):
             return re.split(f"{blanks}+", text)
         parts = re.split(f"{blanks}*[{re.escape(others)}]{blanks}*|{blanks}+", text)
@@ -972,14 +949,14 @@ class _ScriptReader:
         return [mark("IFS")] if has_empty or marks_of(letters) else parts
 
     def text(
-        self, word: Node, escape: Callable[[str], str] = lambda text: text, quotes: str = ""
+        self, word: Node, quote: Callable[[str], str] = lambda text: text, quotes: str = ""
     ) -> str:
-        """The one text that a word expands to; `escape` is for what is quoted in it."""
+        """The one text that a word expands to; `quote` is for what is quoted in it."""
         parts = word.get("Parts", ())
         pieces = self.pieces(parts if quotes else part_tildes(parts), quotes)
-        text = "".join(escape(text) if quoted else text for text, quoted in pieces)
+        text = "".join(quote(text) if quoted else text for text, quoted in pieces)
         self.spend(len(text) // _CHEAP + len(text) // _LONGEST * _WORK)
-        return text.replace(_BREAK, " ").replace(_EMPTY, "")
+        return text.replace(BREAK, " ").replace(EMPTY, "")
 
     def value_text(self, word: Node) -> str:
         """The text that the value of an assignment expands to."""
@@ -1000,13 +977,13 @@ class _ScriptReader:
                         if piece:
                             yield piece, bool(k % 2)
                 case {"Type": "Tilde", "Value": name}:
-                    yield _text(self.value("HOME") or "") if name == "~" else mark(name), True
+                    yield as_text(self.value("HOME") or "") if name == "~" else mark(name), True
                 case {"Type": "SglQuoted"} if quotes:  # `"${A:-'x'}"`
                     expands = re.search(r"[$`\\]", part["Written"])
                     yield mark(part["Written"]) if expands else part["Written"], True
                 case {"Type": "SglQuoted"}:
                     text = part.get("Value", "")
-                    yield _unescape(text) if part.get("Dollar") else text, True
+                    yield unescape(text) if part.get("Dollar") else text, True
                 case {"Type": "DblQuoted"}:
                     name, inside = _spread_name(part), part.get("Parts", ())
                     if not name or self.value(name):
@@ -1050,13 +1027,13 @@ class _ScriptReader:
         known = name in _OF_EVERY_SHELL or (self.scheduled and name.startswith("SLURM"))
         missing = mark(name) if known or not name[0].isidentifier() else None
         value = self.state.variables.get(name, missing)
-        return _elements(value) if isinstance(value, tuple) else value
+        return elements_of(value) if isinstance(value, tuple) else value
 
     def parameter(self, node: Node, quotes: str = "") -> str:
         """The value of `$...`; elements of an array with breaks between them."""
         name = self.aliases.get(node["Param"]["Value"], node["Param"]["Value"])
         if node.get("Excl"):  # the value of the variable that it names
-            pointed = _text(self.value(name) or "")
+            pointed = as_text(self.value(name) or "")
             if node.get("Names") or "Index" in node or not pointed.isidentifier():
                 return mark(name)
             return self.parameter(node | {"Excl": False, "Param": {"Value": pointed}}, quotes)
@@ -1071,17 +1048,17 @@ class _ScriptReader:
         if node.get("Length"):
             value = tuple(present_words(value)) if isinstance(value, tuple) else value
             length = 1 if several and isinstance(value, str) else len(value or "")
-            if several and may_be_several([_text(value or "")]):
+            if several and may_be_several([as_text(value or "")]):
                 return mark(node["Written"])
             is_text = isinstance(value, str) or not several
-            return mark(name) if is_text and unknown_names(_text(value or "")) else str(length)
+            return mark(name) if is_text and unknown_names(as_text(value or "")) else str(length)
         unset = "" if name in self.state.variables else mark(name, UNSET)
-        between = _text(self.state.variables.get("IFS", " "))[:1]
-        glue = _BREAK if several and "*" not in (key, name) else between
+        between = as_text(self.state.variables.get("IFS", " "))[:1]
+        glue = BREAK if several and "*" not in (key, name) else between
         option = re.fullmatch("(:?)([-+=?])", node["Exp"]["Op"]) if "Exp" in node else None
         if option:
             missing = value is None or (value == mark(name) and name not in self.state.variables)
-            text = "" if missing else without_unset(_text(value or ""))
+            text = "" if missing else without_unset(as_text(value or ""))
             absent = missing or (not text and bool(option[1]))
             if option[2] == "+" and text and not strip_marks(text):  # which may be empty
                 return text
@@ -1097,7 +1074,7 @@ class _ScriptReader:
             return "" if several else unset
         if isinstance(value, str):
             return self.change(value, node)
-        if glue not in (" ", _BREAK):
+        if glue not in (" ", BREAK):
             value = tuple(present_words(value))
         if "Slice" in node:
             if may_be_several(value):
@@ -1105,7 +1082,7 @@ class _ScriptReader:
             start, stop = self.slice(node["Slice"], len(present_words(value)) + (name == "@"))
             before = name == "@" and start > 0  # `$0`, which is not among them
             whole = self.state.variables.get(name, value)  # with places that are not set
-            behind = _elements((*present_words(whole)[start - before :],))
+            behind = elements_of((*present_words(whole)[start - before :],))
             return glue.join(behind[: stop - start])
         return glue.join(self.change(element, node) for element in value)
 
@@ -1113,7 +1090,7 @@ class _ScriptReader:
         """The element of an array, the first without an index; a text is an array of one."""
         key = "0" if index is None else self.key(index)
         if (keyed := self.state.variables.get(f"{name}[{key}]")) is not None:
-            return _text(keyed)
+            return as_text(keyed)
         place = 0 if index is None else self.whole(index)
         there = self.state.variables.get(name, value) or ()
         elements = [there] if isinstance(there, str) else present_words(there)
@@ -1123,8 +1100,8 @@ class _ScriptReader:
             return there
         if place and may_be_several(elements[: place + 1] if place > 0 else elements[place:]):
             return mark(f"{name}[{key}]")
-        found = elements[place] if -len(elements) <= place < len(elements) else _HOLE
-        return None if found == _HOLE else found
+        found = elements[place] if -len(elements) <= place < len(elements) else HOLE
+        return None if found == HOLE else found
 
     def slice(self, bounds: Node, length: int) -> tuple[int, int]:
         """The bounds that `:2:3` gives in so many letters or elements."""
@@ -1148,43 +1125,16 @@ class _ScriptReader:
             case {"Exp": {"Op": "^^" | ",," as how}}:
                 return value.upper() if how == "^^" else value.lower()
             case {"Exp": {"Op": "#" | "##" | "%" | "%%" as how}}:
-                pattern = self.text(node["Exp"].get("Word", {}), _escape)
+                pattern = self.text(node["Exp"].get("Word", {}), escape)
                 if marks := marks_of(pattern):
                     return "".join(marks)
-                cuts = [*range(len(value) + 1)] if len(value) <= _PATTERNED else []
-                if (how[0] == "#") == (len(how) == 2):  # the longest of what is cut off
-                    cuts.reverse()
-                parts = ((value[:n], value[n:]) for n in cuts)
-                cut, left = (0, 1) if how[0] == "#" else (1, 0)
-                return next((part[left] for part in parts if _matches(part[cut], pattern)), value)
-            case {"Repl": {"Orig": dict(old)}} if len(value) <= _PATTERNED:
-                pattern, text = self.text(old, _escape), self.text(node["Repl"].get("With", {}))
+                return trim(value, how, pattern)
+            case {"Repl": {"Orig": dict(old)}} if len(value) <= PATTERNED:
+                pattern, text = self.text(old, escape), self.text(node["Repl"].get("With", {}))
                 if marks := marks_of(pattern):
                     return "".join(marks)
-                every = node["Repl"].get("All", False)
-                kind = pattern[0] if pattern[:1] in ("#", "%") and not every else ""
-                body = fnmatch.translate(_glob(pattern.removeprefix(kind)))[4:-3]
-                found = f"{'^' * (kind == '#')}(?:{body}){'$' * (kind == '%')}"
-                return re.sub(found, lambda _: text, value, count=not every)
+                return substitute(value, pattern, text, node["Repl"].get("All", False))
         return mark(node["Param"]["Value"])
-
-    def print(self, name: str, words: Sequence[str]) -> str | None:
-        """What a command prints that needs no more than its words; None for all others."""
-        if name == "echo":
-            flags = len([*itertools.takewhile(lambda word: re.fullmatch("-[neE]+", word), words)])
-            letters, text = "".join(words[:flags]), " ".join(words[flags:])
-            text = _unescape(text) if letters.rfind("e") > letters.rfind("E") else text
-            return text + "\n" * ("n" not in letters)
-        if name == "seq" and words and all(re.fullmatch("[0-9]{1,4}", text) for text in words):
-            first, step = (*map(int, words[:-1]), 1, 1)[:2] if len(words) > 1 else (1, 1)
-            return "".join(f"{n}\n" for n in range(first, int(words[-1]) + 1, step or 1))
-        if name == "expr" and len(words) == 3:
-            value = self.number_of(" ".join(words), without_unset)
-            return mark("expr") if value is None else str(value)
-        if name != "printf":
-            return None
-        printed = _print_words(words[0], words[1:]) if words else None
-        return mark("printf") if printed is None else printed
 
 
 def _join_names(word: Node) -> Node:
@@ -1225,35 +1175,6 @@ def _spread_name(part: Node) -> str:
     return ""
 
 
-def _match_files(pieces: Sequence[tuple[str, bool]]) -> str:
-    """A word of pieces, some of which are quoted; what a pattern in it matches is not known.
-
-    It is itself where it is a list of blocks: no file is called so.
-    """
-    text = "".join(piece for piece, _ in pieces)
-    if _LIST.fullmatch(text):
-        return text
-    shape = "".join("_" * len(piece) if quoted else piece for piece, quoted in pieces)
-    bracket = shape.find("[", 0, max(shape.rfind("]"), 0))
-    begins = [place for place in (shape.find("*"), shape.find("?"), bracket) if place >= 0]
-    return text[: min(begins)] + as_several(mark(show_marks(text))) if begins else text
-
-
-def _as_word(text: str) -> str:
-    """A text that is a word, though it may have nothing but what is set nowhere."""
-    return text.replace(_EMPTY, "") + _EMPTY if is_unset(text) else text
-
-
-def _unknown_array(name: str) -> tuple[str, ...]:
-    """An array of elements that are not known, nor how many."""
-    return (as_several(mark(name), True),)
-
-
-def present_words(words: Sequence[str]) -> list[str]:
-    """The words that bash passes: unquoted variables that are set nowhere give none."""
-    return [word for word in words if _EMPTY in word or not is_unset(word)]
-
-
 def _fall_through(how: str, word: str, behind: Sequence[Node]) -> Sequence[Node]:
     """What is run behind a branch of `case`, by the sign that ends it."""
     if how == ";;" or not behind:
@@ -1274,119 +1195,3 @@ def _either(found: Sequence[bool | None], decides: bool) -> bool | None:
     if decides in found:
         return decides
     return None if None in found else not decides
-
-
-def _escape(text: str) -> str:
-    """A text as a pattern that matches itself."""
-    return re.sub(r"([*?\[])", r"[\1]", text)
-
-
-def _print_words(form: str, words: Sequence[str]) -> str | None:
-    """What `printf` prints of a form that takes all words once; None where that is not known."""
-    places = re.findall("%0?[0-9]{0,2}[sd]", form)
-    known = len(places) == len(words) and not any(map(marks_of, [form, *words]))
-    if not known or form.count("%") != len(places):
-        return None
-    pairs = zip(places, words, strict=True)
-    with suppress(ValueError):
-        values = [int(word, 10) if place[-1] == "d" else word for place, word in pairs]
-        return _unescape(form) % tuple(values)
-    return None
-
-
-def _spell_classes(pattern: str) -> str:
-    """A pattern with the letters of `[:digit:]` and others in their place."""
-    return re.sub(r"\[:(\w+):\]", lambda found: _CLASSES.get(found[1], found[0]), pattern)
-
-
-def _glob(pattern: str) -> str:
-    """A pattern of bash as one of fnmatch."""
-    return _spell_classes(pattern).replace("[^", "[!")
-
-
-def _unescape(text: str) -> str:
-    """A text with what its backslashes stand for, as in `$'..'`."""
-
-    def spell(found: re.Match[str]) -> str:
-        octal, hexadecimal, letter = found.groups()
-        if octal or hexadecimal:
-            return chr(int(octal or hexadecimal, 8 if octal else 16) % 256)
-        return _LETTERS.get(letter, found[0])
-
-    return re.sub(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", spell, text, flags=re.S)
-
-
-def _matches(text: str, pattern: str) -> bool:
-    """Whether a text matches a pattern; one that is too long is taken as it is."""
-    if max(len(text), len(pattern)) > _PATTERNED:
-        return text == pattern
-    return fnmatch.fnmatchcase(text, _glob(pattern))
-
-
-def _combine(sign: str, left: int | None, right: int | None) -> int | None:
-    """The result of an operator on two numbers, in 64 bits; None where it has none."""
-    if left is None or right is None or sign not in _OPERATORS:
-        return None
-    if (sign in "/%" and not right) or (sign == "**" and right < 0):
-        return None
-    return _in_64_bits(int(_OPERATORS[sign](left, right)))
-
-
-def _in_64_bits(number: int) -> int:
-    """A number, as what it overflows to."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-def _literal(text: str, negative: bool) -> int | None:
-    """The number of a literal, `12`, `010`, `0x1f` or `2#101`; None where a digit is none."""
-    base, sharp, digits = text.rpartition("#")
-    base = base if sharp else "8" if re.fullmatch("0[0-9]+", text) else "0"
-    with suppress(ValueError):
-        return _in_64_bits(int(digits, int(base)) * (-1 if negative else 1))
-    return None
-
-
-def _merge(values: Sequence[Value | None], unknown: str) -> Value:
-    """What a variable is that may have several values: unknown, or what their flags agree in."""
-    words = [
-        [*_elements(value)] if isinstance(value, tuple) else (value or "").split()
-        for value in values
-    ]
-    if not any(word.startswith("--") for one in words for word in one):
-        return unknown
-    flags = [flag_words(one) for one in words]
-    heads = {tuple(itertools.takewhile(lambda word: word[:2] != "--", one)) for one in words}
-    found = list(heads.pop()) if len(heads) == 1 else [unknown]
-    for flag in dict.fromkeys(flag for one in flags for flag in one):
-        said = [one.get(flag) for one in flags]
-        agreed = said[0] if all(one == said[0] for one in said) else None
-        found += [f"--{flag}", *([unknown] if agreed is None else agreed)]
-    return tuple(found) if any(isinstance(value, tuple) for value in values) else " ".join(found)
-
-
-def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
-    """The words of every `--flag`, up to the next; those within quoted words, too.
-
-    So are values of Hydra, `model.seq_length=4096`.
-
-    Words of variables that are set nowhere are left out behind others, as bash does.
-    """
-    flat = list[str]()
-    for word in (word.replace(_EMPTY, "") for word in words):
-        inside = [word]
-        if re.search(r"(^|\s)--\w", word) and re.search(r"\s", word):
-            inside = [re.sub(r"(['\"])(.*?)\1", r"\2", part[0]) for part in _WITHIN.finditer(word)]
-        flat += inside
-    found: dict[str, list[str]] = {}
-    flag = None
-    for word in flat:
-        if override := _OVERRIDE.fullmatch(word):
-            found[override[1]] = [override[2]]
-        elif re.match(r"--\w", word):
-            flag, equals, value = word[2:].partition("=")
-            found[flag] = [value] if equals else []
-        elif flag is not None and not (word.endswith(".py") and found[flag]):
-            found[flag] += [word] * (not found[flag] or not is_unset(word))
-        else:  # the program, behind the flags of what starts it
-            flag = None
-    return found

@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 
 from partopt.configurations.marks import without_unset
-from partopt.configurations.shell import present_words, read_script
+from partopt.configurations.shell import read_script
+from partopt.configurations.shell_values import present_words
 from tests.bash import run_bash
 
 NAMES = ["A", "B", "C", "D"]

@@ -83,6 +83,7 @@ SCRIPTS = {
     "here-documents in each other": ("".join(f"cat <<E{k}\n$(" for k in range(100)) + "x"
                                      + "".join(f")\nE{k}\n" for k in range(99, -1, -1)), "read"),
     "here-strings": ("A=x; for i in {1..60}; do A=$(cat <<< $A$A); done; train $A", REFUSED),
+    "bars": (f"X='{'|' * 90_000}*!'; train $X $X", "read"),
     "stars": (f"X={'a' * 999}; train ${{X//{'*a' * 200}/b}} ${{X%%{'?*' * 200}b}}", "read"),
     "classes": (f"X={'a' * 900}; case $X in {'[a-z]*' * 100}B) A=1;; esac; train", "read"),
     "patterns in patterns": (

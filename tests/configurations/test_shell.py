@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from partopt.configurations import shell_syntax
 from partopt.configurations.marks import is_unset, unknown_names
-from partopt.configurations.shell import flag_words, read_script
+from partopt.configurations.shell import read_script
 from partopt.configurations.shell_syntax import BrokenScriptError
+from partopt.configurations.shell_values import flag_words
 from partopt.errors import PartoptError
 from tests.bash import run_bash
 from tests.configurations.shell_scripts import (
