@@ -370,7 +370,10 @@ def _trust(plan: Plan, about: Modelled) -> Iterator[str]:
     if about.form and not about.form.errors:
         state = about.model.recurrence
         what = _RULES[state.rule] if state else "sparse attention"
-        yield f"no published run of {what} is known: the seconds of such blocks are unverified"
+        what, whose = f"of {what}", "of such blocks"
+        if about.practice.images:
+            what, whose = "with pictures", "with them"
+        yield f"no published run {what} is known: the seconds {whose} are unverified"
     if about.practice.adapters:
         yield "of adapters alone five published runs are known, 2 to 9 % off"
     simulated_s = seconds_of(plan)

@@ -34,8 +34,10 @@ APART = 0.055 / NormalDist().inv_cdf(0.75)
 def kind_of(work: Training, seconds: float) -> str:
     """The kind of runs, of `KINDS`, to which an iteration of so many seconds belongs.
 
-    Nothing where no published run is of such blocks.
+    Nothing where no published run is of such blocks, or has pictures.
     """
+    if work.practice.images:
+        return ""
     if state := work.model.recurrence:
         return state.rule if state.rule in KINDS else ""
     if work.model.indexer:

@@ -107,6 +107,10 @@ def test_a_plan_is_simulated_as_computed_and_not_exported():
     page = " ".join(render(plan).split())
     assert "a tower of 0.58 B, frozen, for 2,048 tokens of pictures" in page
     assert "its text alone" not in page
+    assert "no published run with pictures is known: the seconds with them are unverified" in page
+    assert "published runs like this" not in page and about.form and about.form.errors is None
+    alone = solve(job_of(layout=Layout(pp=4, chunks=1)), levers=False).plan
+    assert "published runs like this" in render(alone) and "with pictures" not in render(alone)
     with pytest.raises(PartoptError, match="a tower is not written"):
         export_plan(plan, "megatron-bridge")
 
