@@ -103,6 +103,9 @@ def command(profile: str, output: str | None, force: bool, as_json: bool, **give
     if price := given.pop("price"):
         device = structs.replace(topology.device, price_per_hour=price)
         topology = structs.replace(topology, device=device)
+    if run["budget"] and not topology.device.price_per_hour:
+        what = f"--budget: {topology.name} has no price of a device"
+        raise PartoptError(what, "add --price 2.1", code="missing-option", option="price")
     best = [text for text in given["facts"] if text in _TAKEN]
     given["facts"] = [text for text in given["facts"] if text not in _TAKEN]
     job = planning.state_job(model, topology, given)

@@ -216,3 +216,13 @@ def test_other_plans_do_not(scaled, given):
     more = ["--microbatches", 8] if "--for" in given else []
     outcome = scaled(*given, *more)
     assert (outcome.code, outcome.hints) == (0, [])
+
+
+def test_a_budget_without_a_price_is_refused_before_anything_is_searched(partopt, monkeypatch):
+    monkeypatch.setattr("partopt.scale_servers", lambda *_: pytest.fail("it searches"))
+    words = "--for", "megatron", "--global-batch", 64, "--sequence", 4096, "--topology", "dgx-h100"
+    sizes = "--servers", "1-4", "--tokens", "15T", "--budget", 2
+    outcome = partopt("plan", "llama3-8b", *words, *sizes)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.errors == ["--budget: dgx-h100 has no price of a device"]
+    assert outcome.hints == ["add --price 2.1"]
