@@ -26,7 +26,8 @@ from partopt.errors import PartoptError
 
 Form = Literal["script", "program", "document"]
 
-_NAMING = re.compile(r"[=:]|--\w|\bimport\b")  # in every text that gives something a value
+# in every text that gives something a value, or is of bash
+_NAMING = re.compile(r"[=:]|--\w|\bimport\b|(?m:^#!|^\s*(if|for|while|until|case)\s)")
 _WHOLE = re.compile(r"[+-]?[0-9](_?[0-9]){0,14}")
 _WORDS = {"true": True, "false": False, "none": None, "null": None, "": None}
 _FEW = 3  # flags of a command that trains

@@ -62,6 +62,20 @@ def test_what_the_script_does_not_say_is_asked_for(partopt, script):
     assert "--set TP=VALUE" in done.err
 
 
+@pytest.mark.parametrize("text", ["if [ 1 ; then", "#!/bin/bash\necho 'a\n", "while true; do\n"])
+def test_a_script_that_bash_refuses_is_refused_with_its_line(partopt, tmp_path, text):
+    path = tmp_path / "broken.sh"
+    path.write_text(text)
+    done = partopt("import", "megatron", path, *CLUSTER)
+    assert done.code == 2 and re.match(r"line \d+: bash would refuse it", done.errors[0])
+
+
+@pytest.mark.parametrize("text", ["Et*3|(tt|)*29m|L", "t*3|t*3", "iffy | for"])
+def test_a_layout_alone_is_no_script(partopt, text):
+    done = partopt("import", "megatron", text, *CLUSTER)
+    assert done.errors == ["a layout alone does not say the model"]
+
+
 @pytest.mark.slow
 def test_options_replace_what_the_script_says(partopt, script):
     words = "--set", "TP=2", "--global-batch", 32, "--sequence", 2048, "--layout", "pp=2", "--json"
