@@ -68,6 +68,8 @@ _SOME_OF: dict[str, Collection[str]] = {
 FACTS = (*_SOME_OF, *_ONE_OF, "bucket", "optimizer_bytes", "reserve")
 _MOST_STATE = 1000  # bytes of optimizer state for a parameter
 CHUNKS = 2  # v by default
+# what trainers of transformers take layers for, in the order of a model
+LAYER_KINDS: Final = ("embedding", "block", "norm", "mtp", "head")
 CHOSEN_BY_AUTO = ("planner", "stages", "chunks", "cuts", "replicas")
 # parts of a layout that other options hold, which are not degrees
 _HELD_ELSEWHERE = {"schedule": "schedule", "microbatch": "microbatch_size"}

@@ -92,8 +92,8 @@ def _write_flows(plan: partopt.Plan, output: str | None, force: bool) -> None:
 
 
 def _with_hint(error: PartoptError, plan: partopt.Plan, target: str) -> PartoptError:
-    """The error, and the command that makes a plan that the trainer can say."""
-    if error.code != "target-cannot-say":
+    """The error, and the command that makes a plan that the trainer can say, if that helps."""
+    if error.code != "target-cannot-say" or error.parts[-1].hint:
         return error
     words = [f"partopt plan PROFILE --topology {plan.topology.name} --for {target}"]
     words.append(f"--global-batch {(plan.microbatches or 0) * plan.microbatch_size or 'G'}")

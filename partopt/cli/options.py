@@ -15,6 +15,7 @@ from click.core import ParameterSource
 import partopt
 from partopt.cli.terminal import say
 from partopt.errors import PartoptError
+from partopt.options import LAYER_KINDS
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -96,7 +97,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 map_option = option(
     "--map rules",
     "GLOB=KIND",
-    "What layers are, if names do not say: embedding, block, norm, head (repeat).",
+    f"What layers are, if names do not say: {', '.join(LAYER_KINDS)} (repeat).",
     multiple=True,
 )
 set_option = option(

@@ -37,7 +37,7 @@ from partopt.search.effort import SearchParams
 from partopt.search.ranking import SEARCHED, order_of
 from partopt.search.variants import Within
 from partopt.simulator.execution import simulate_plan
-from partopt.trainers.parts import EMBEDDING, HEAD, Part, find_parts
+from partopt.trainers.parts import Part, find_parts, missing_kinds
 from partopt.trainers.says import find_faults, may_begin
 from partopt.trainers.trainer import ANYWHERE, Trainer
 
@@ -162,16 +162,15 @@ def check_model(job: Job, trainer: Trainer, parts: Sequence[Part]) -> None:
     It may lack a part, or have no cut between layers that share parameters, where these have to
     stay together.
     """
-    layers, kinds = job.profile.layers, {part.kind for part in parts}
-    for kind in (EMBEDDING, HEAD):
-        if parts and kind not in kinds:
-            raise PartoptError(
-                f"the model has no {kind}, and {trainer.name} asks for one",
-                f"say which layers it is: `map=NAME={kind}`",
-                ANSWER_IS_NO,
-                code="target-cannot-say",
-                target=trainer.name,
-            )
+    layers = job.profile.layers
+    for kind in missing_kinds(parts) if parts else ():
+        raise PartoptError(
+            f"the model has no {kind}, and {trainer.name} asks for one",
+            f"say which layers it is: `map=NAME={kind}`",
+            ANSWER_IS_NO,
+            code="target-cannot-say",
+            target=trainer.name,
+        )
     users: dict[str, list[int]] = {}
     for i, layer in enumerate(layers):
         for parameter in layer.shared_parameters:

@@ -13,7 +13,7 @@ from partopt.documents.engine import OF_LAYOUTS
 from partopt.documents.plan import Plan
 from partopt.errors import PartoptError, unknown
 from partopt.registry import Registry
-from partopt.trainers.parts import Part, describe, find_parts
+from partopt.trainers.parts import Part, describe, find_parts, missing_kinds
 from partopt.trainers.read_back import find_losses
 from partopt.trainers.says import find_faults
 from partopt.trainers.trainer import ANYWHERE, Text, Trainer
@@ -60,7 +60,7 @@ def export_plan(
 ) -> Text:
     """The plan as the trainer `to`, a name from `writers()`, reads it.
 
-    `rules` are `GLOB=KIND` and say which layers are embedding, block, norm or head, where names do
+    `rules` are `GLOB=KIND` and say which layers are of which of `LAYER_KINDS`, where names do
     not; `stem` is the name of the file without its ending, for files that name each other.
 
     Raises PartoptError for an unknown trainer, for rules that do not fit the model, and with all
@@ -76,7 +76,9 @@ def export_plan(
         raise unknown(what, to, writers(), code="unknown-trainer")
     layers = [name for stage in plan.stages for name in stage.modules]
     parts = parts_of(layers, trainer, rules)
-    _refuse(plan, to, find_faults(plan, trainer, parts))
+    lacking = missing_kinds(parts) if trainer.says.cuts != ANYWHERE else []
+    hints = [f"say which layers it is: `map=NAME={kind}`" for kind in lacking]  # no plan has it
+    _refuse(plan, to, find_faults(plan, trainer, parts), *hints[:1])
     text = trainer.write(plan, parts, stem)
     lost = find_losses(plan, trainer, parts, read_settings(text.main))
     _refuse(plan, to, lost.faults)
@@ -85,8 +87,8 @@ def export_plan(
     return Text(text.main, text.beside, notes)
 
 
-def _refuse(plan: Plan, to: str, faults: Iterable[str]) -> None:
-    """Raise PartoptError with all of the faults, if there are any."""
+def _refuse(plan: Plan, to: str, faults: Iterable[str], hint: str = "") -> None:
+    """Raise PartoptError with all of the faults, if there are any; of the last is the hint."""
     errors = [
         PartoptError(
             f"{to} cannot say this plan of {plan.profile.name}: {fault}",
@@ -96,6 +98,7 @@ def _refuse(plan: Plan, to: str, faults: Iterable[str]) -> None:
         for fault in faults
     ]
     if errors:
+        errors[-1].hint = hint
         raise PartoptError.together(errors)
 
 

@@ -147,8 +147,8 @@ def read_layout(
     """The layout of the trainer `trainer`, a name from `readers()`, on the layers of `profile`.
 
     `text` is the layout itself, as `Et*4|t*3|t*3|t*2L`, or a program or script that has it, which
-    is not executed. `rules` are `GLOB=KIND` and say which layers are embedding, block, norm or
-    head, where names do not; `cuts` are those of a text that has an order alone; `pipeline_size` is
+    is not executed. `rules` are `GLOB=KIND` and say which layers are of which of `LAYER_KINDS`,
+    where names do not; `cuts` are those of a text that has an order alone; `pipeline_size` is
     how many devices a pipeline has, where these hold several stages.
 
     Raises PartoptError for an unknown trainer, a text that cannot be read, one for other layers,

@@ -58,6 +58,7 @@ from partopt.trainers.parts import (
     Part,
     count_blocks,
     find_parts,
+    missing_kinds,
 )
 from partopt.trainers.read_back import offloaded_modules
 from partopt.trainers.reading import check_count, find_value, malformed, read_literal
@@ -494,13 +495,9 @@ def _check(segments: Sequence[str], parts: Sequence[Part]) -> None:
         )
     if not re.fullmatch(r"Et*L", letters):
         raise malformed("a layout begins with its one E, and ends with its one L", _EXAMPLE)
-    for kind in (EMBEDDING, HEAD):
-        if kind not in {part.kind for part in parts}:
-            raise PartoptError(
-                f"the profile has no {kind}",
-                f"say which layers it is: `map=NAME={kind}`",
-                code="other-layers",
-            )
+    for kind in missing_kinds(parts):
+        hint = f"say which layers it is: `map=NAME={kind}`"
+        raise PartoptError(f"the profile has no {kind}", hint, code="other-layers")
     check_count(letters.count("t"), "blocks", count_blocks(parts))
 
 

@@ -12,16 +12,11 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from partopt.errors import PartoptError, did_you_mean, unknown
+from partopt.options import LAYER_KINDS
 
-EMBEDDING: Final = "embedding"
-BLOCK: Final = "block"
-NORM: Final = "norm"
-FURTHER: Final = "mtp"
-HEAD: Final = "head"
-KINDS = (EMBEDDING, BLOCK, NORM, FURTHER, HEAD)
+EMBEDDING, BLOCK, NORM, FURTHER, HEAD = LAYER_KINDS
 
 _NUMBERED = re.compile(r"(?P<series>(?:.*?[._])?)(?P<number>[0-9]{1,9})(?:\..*)?")
 # of layers behind the blocks; others are the head
@@ -72,10 +67,11 @@ def _read_rules(layers: Sequence[str], rules: Sequence[str]) -> dict[int, str]:
     found: dict[int, str] = {}
     for rule in rules:
         pattern, _, kind = rule.rpartition("=")
-        if not pattern or kind not in KINDS:
+        if not pattern or kind not in LAYER_KINDS:
+            known = did_you_mean(kind, LAYER_KINDS)
             raise PartoptError(
                 f"`map={rule}`: not a rule",
-                f"write GLOB=KIND, such as `map=model.final*=norm`; {did_you_mean(kind, KINDS)}",
+                f"write GLOB=KIND, such as `map=model.final*=norm`; {known}",
                 code="invalid-option",
                 option="map",
             )
@@ -131,16 +127,22 @@ def _number_blocks(layers: Sequence[str], stated: dict[int, str]) -> dict[int, i
 
 
 def _check_order(layers: Sequence[str], parts: Sequence[Part]) -> None:
-    """Refuse parts that are not embedding, blocks from 0 in turn, norm, head."""
-    places = [(KINDS.index(part.kind), part.number) for part in parts]
+    """Refuse parts that are not embedding, blocks from 0 in turn, norm, further tokens, head."""
+    places = [(LAYER_KINDS.index(part.kind), part.number) for part in parts]
     for i, (one, other) in enumerate(itertools.pairwise(places)):
         if other < one or (other[0] == 1 and other[1] > (one[1] + 1 if one[0] == 1 else 0)):
             raise PartoptError(
                 f"{layers[i + 1]} ({parts[i + 1]}) comes behind {layers[i]} ({parts[i]})",
-                "a trainer runs embedding, blocks, norm, head; name what is otherwise: "
+                f"a trainer runs {', '.join(LAYER_KINDS)}; name what is otherwise: "
                 f"`map={layers[i + 1]}=...`",
                 code="parts-out-of-order",
             )
+
+
+def missing_kinds(parts: Iterable[Part]) -> list[str]:
+    """What every model has and none of the parts is."""
+    there = {part.kind for part in parts}
+    return [kind for kind in (EMBEDDING, HEAD) if kind not in there]
 
 
 def count_blocks(parts: Iterable[Part]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from partopt.documents.plan import Plan
 from partopt.schedules import schedule
 from partopt.schedules.placement import STRAIGHT
-from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part
+from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, missing_kinds
 from partopt.trainers.trainer import ANYWHERE, BLOCKS, HEADS, Cuts, Trainer, rank_order
 
 # M   microbatches of an iteration
@@ -115,9 +115,7 @@ def _replicas(plan: Plan, trainer: Trainer) -> Iterator[str]:
 
 
 def _cuts(plan: Plan, cuts: Cuts, parts: Sequence[Part]) -> Iterator[str]:
-    for kind in (EMBEDDING, HEAD):
-        if kind not in {part.kind for part in parts}:
-            yield f"the model has no {kind} (`map`)"
+    yield from (f"the model has no {kind} (`map`)" for kind in missing_kinds(parts))
     may = set(may_begin(parts, cuts))
     for s, stage in enumerate(plan.stages):
         if stage.start not in may:

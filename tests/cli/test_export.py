@@ -1,11 +1,14 @@
 """`partopt export`."""
 
 import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 
 from partopt.documents.plan import Plan
+from partopt.options import LAYER_KINDS
 from partopt.trainers import writers
 from tests.helpers import flat
 from tests.trainers.models import transformer
@@ -160,3 +163,18 @@ def test_a_file_that_is_no_plan_is_refused(partopt, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"schema": "partopt.profile/1"}))
     assert partopt("export", path, "--to", "vllm").code == 2
+
+
+def test_a_part_that_no_rule_leaves_is_named_by_another_rule(partopt, plan):
+    outcome = partopt("export", plan, "--to", "vllm", "--map", "lm_head=mtp")
+    assert outcome.code != 0 and outcome.out == ""
+    assert outcome.errors[0].endswith("the model has no head (--map)")
+    assert outcome.hints == ["say which layers it is: --map NAME=head"]
+
+
+def test_kinds_of_layers_are_the_same_in_help_in_errors_and_on_the_page(partopt, plan):
+    shown = partopt("export", "--help").out
+    refused = partopt("export", plan, "--to", "vllm", "--map", "lm_head=x").hints[0]
+    page = Path("docs/trainers.md").read_text()
+    for text in (shown, refused, page[page.index('`--map "score=head"`') :][:200]):
+        assert set(LAYER_KINDS) <= set(re.findall(r"\w+", text))
