@@ -31,7 +31,7 @@ from partopt.configurations.marks import (
     unknown_names,
     without_unset,
 )
-from partopt.configurations.shell_numbers import COMPARISONS, combine, parse_literal, wrap_64_bits
+from partopt.configurations.shell_numbers import COMPARISONS, Arithmetic, either, negate
 from partopt.configurations.shell_patterns import (
     PATTERNED,
     escape,
@@ -71,7 +71,6 @@ _WRAPPERS = ("exec", "command", "builtin", "nohup", "time", "env", "sudo")
 _SUCCEEDING = ("cd", "mkdir", "ulimit", "module", "pushd", "popd", "trap", "set")
 _OF_EVERY_SHELL = ("HOME", "USER", "PWD", "PATH", "HOSTNAME", "RANDOM", "SHELL", "SECONDS", "UID")
 _PLACED = re.compile(r"\[[^]]*\]\+=")  # an element that is lengthened
-_ASSIGNMENT = re.compile(r"([-+*/%&|^]|<<|>>)?=")
 _CHANGES = ("Excl", "Names", "Slice", "Repl", "Exp")  # what is done to a value in `${...}`
 _TURNS = 100  # of a loop, unless it is over words
 _LONGEST = 1_000_000  # letters of a value
@@ -182,7 +181,6 @@ class _ScriptReader:
         self.traits = dict[str, str]()  # letters of `declare`, by names of variables
         self.aliases = dict[str, str]()  # what names of `declare -n` stand for
         self.reasons = set[str]()  # what conditions depend on that is not known
-        self.marks = list[str]()  # of what is not known in the expression that is computed
         self.named = list[str]()  # variables whose values are computed
 
     def spend(self, steps: int) -> None:
@@ -241,7 +239,7 @@ class _ScriptReader:
             self.run_apart(partial(self.command, node["Cmd"], texts, bool(files)))
             return True
         status = self.command(node["Cmd"], texts, bool(files)) if "Cmd" in node else True
-        return _negate(status) if node.get("Negated") else status
+        return negate(status) if node.get("Negated") else status
 
     def command(self, node: Node, texts: Sequence[str] = (), writes: bool = False) -> bool | None:
         """Run one command; whether it succeeds."""
@@ -265,7 +263,7 @@ class _ScriptReader:
             case {"Type": "BinaryCmd", "X": left, "Y": right}:  # a pipe
                 ends = [self.run_apart(partial(self.statement, end))[1] for end in (left, right)]
                 self.output = None
-                return _either(ends, False) if self.pipefail else ends[1]
+                return either(ends, False) if self.pipefail else ends[1]
             case {"Type": "TestClause", "X": test}:
                 return self.double_brackets(test)
             case {"Type": "ArithmCmd", "X": expression}:
@@ -293,7 +291,7 @@ class _ScriptReader:
 
                 def holds() -> bool | None:
                     status = self.run(condition)
-                    return _negate(status) if node.get("Until") else status
+                    return negate(status) if node.get("Until") else status
 
                 return self.loop(holds, body, "a loop")
             case {"Type": "ForClause", "Loop": {"Type": "WordIter"} as loop, "Do": body}:
@@ -530,7 +528,7 @@ class _ScriptReader:
         here = texts[-1] if name == "cat" and texts and not rest and not writes else None
         printed = print_words(name, rest) if here is None else here
         if name == "expr" and len(rest) == 3:
-            number = self.number_of(" ".join(rest), without_unset)
+            number = self.number_of(" ".join(rest))
             printed = mark("expr") if number is None else str(number)
         if printed is None:
             self.output = self.output if name in _SUCCEEDING else None
@@ -663,7 +661,7 @@ class _ScriptReader:
         """A text as the letters of `declare` make it: a number, in capital or in small letters."""
         letters = self.traits.get(name, "")
         if "i" in letters:
-            number = self.number_of(text.strip(), without_unset)
+            number = self.number_of(text.strip())
             return str(number) if number is not None else "".join(marks_of(text)) or mark(name)
         if marks_of(text):
             return text
@@ -714,12 +712,12 @@ class _ScriptReader:
             if outer is not None:  # of a function that calls this one
                 self.state.variables[name] = outer
         elif isinstance(value, str):  # an array of one
-            place = self.number_of(key.removesuffix("]"), without_unset)
+            place = self.number_of(key.removesuffix("]"))
             self.assign(array, unknown_array(array))
             if place == 0:
                 del self.state.variables[array]
         elif value is not None:
-            place = self.number_of(key.removesuffix("]"), without_unset)
+            place = self.number_of(key.removesuffix("]"))
             if place is None or may_be_several(value):
                 self.assign(array, unknown_array(array))
             elif -len(left := present_words(value)) <= place < len(left):
@@ -746,14 +744,14 @@ class _ScriptReader:
         """Whether the words of `[ ]` hold."""
         match words:
             case ["!", *rest] if len(words) != 3 or words[1] not in ("=", "==", "!="):
-                return _negate(self.brackets(rest))
+                return negate(self.brackets(rest))
             case ["(", *inside_words, ")"]:
                 return self.brackets(inside_words)
         for how in ("-o", "-a"):
             if how in words[1:-1]:
                 place = words.index(how, 1)
                 sides = self.brackets(words[:place]), self.brackets(words[place + 1 :])
-                return _either(sides, how == "-o")
+                return either(sides, how == "-o")
         return self.test(words)
 
     def double_brackets(self, node: Node) -> bool | None:
@@ -762,18 +760,18 @@ class _ScriptReader:
         sides: list[list[bool | None]] = [[]]
         for how, term in terms if len(terms) > 1 else ():
             if how == "||":
-                if _either(sides[-1], False):
+                if either(sides[-1], False):
                     return True
                 sides.append([])
             if False not in sides[-1]:
                 sides[-1].append(self.double_brackets(term))
         if len(terms) > 1:
-            return _either([_either(side, False) for side in sides], True)
+            return either([either(side, False) for side in sides], True)
         match node:
             case {"Type": "ParenTest", "X": inside}:
                 return self.double_brackets(inside)
             case {"Type": "UnaryTest", "Op": "!", "X": inside}:
-                return _negate(self.double_brackets(inside))
+                return negate(self.double_brackets(inside))
             case {"Type": "UnaryTest", "Op": sign, "X": word}:
                 return self.test([sign, self.text(word)])
             case {"Type": "BinaryTest", "Op": sign, "X": one, "Y": other}:
@@ -828,88 +826,13 @@ class _ScriptReader:
         self, node: Node, known: Callable[[str], str] = lambda text: text
     ) -> tuple[int | None, str]:
         """The value of an expression of whole numbers, and the marks of what is not known in it."""
-        before, self.marks = self.marks, []
-        value = self.number(node, known)
-        marks, self.marks = "".join(dict.fromkeys(self.marks)), before
+        arithmetic = Arithmetic(self, known)
+        value, marks = arithmetic.number(node), "".join(dict.fromkeys(arithmetic.marks))
         return value, marks or mark(f"$(({node['Written']}))")
 
-    def number(self, node: Node, known: Callable[[str], str]) -> int | None:
-        """The value of an expression; None where it is not known, as of a division by zero."""
-        self.spend(1)
-        match node:
-            case {"Type": "ParenArithm", "X": inside}:
-                return self.number(inside, known)
-            case {"Type": "UnaryArithm", "Op": "++" | "--" as sign, "X": name}:
-                before = self.number(name, known)
-                after = self.set_number(name, sign[0], before, 1)
-                return before if node.get("Post") else after
-            case {"Type": "UnaryArithm", "Op": sign, "X": inside}:
-                value = self.number(inside, known)
-                if value is None:
-                    return None
-                return wrap_64_bits(
-                    {"-": -value, "!": int(not value), "~": ~value}.get(sign, value)
-                )
-            case {"Type": "BinaryArithm", "Op": "?", "X": test, "Y": {"X": yes, "Y": no}}:
-                holds = self.number(test, known)
-                if holds is not None:
-                    return self.number(yes if holds else no, known)
-                ways = self.number(yes, known), self.number(no, known)
-                return ways[0] if ways[0] == ways[1] else None
-            case {"Type": "BinaryArithm", "Op": "&&" | "||" as sign, "X": one, "Y": other}:
-                left = self.number(one, known)
-                if left is not None and bool(left) == (sign == "||"):
-                    return int(sign == "||")
-                right = self.number(other, known)
-                sides = [None if side is None else side != 0 for side in (left, right)]
-                found = _either(sides, sign == "||")
-                return None if found is None else int(found)
-            case {"Type": "BinaryArithm", "Op": sign, "X": name, "Y": other} if (
-                assigned := _ASSIGNMENT.fullmatch(sign)
-            ):
-                before = self.number(name, known) if assigned[1] else None
-                return self.set_number(name, assigned[1], before, self.number(other, known))
-            case {"Type": "BinaryArithm", "Op": sign, "X": one, "Y": other}:
-                return combine(sign, self.number(one, known), self.number(other, known))
-            case {"Parts": _}:
-                return self.number_of(known(self.text(node)).strip(), known)
-        return None
-
-    def set_number(
-        self, target: Node, sign: str | None, before: int | None, operand: int | None
-    ) -> int | None:
-        """Assign what an operator makes of a value before, or the operand itself."""
-        name, value = str(target["Written"]), combine(sign, before, operand) if sign else operand
-        text = mark(name) if value is None else str(value)
-        match target:
-            case {"Parts": [{"Type": "ParamExp", "Param": {"Value": array}, "Index": index}]}:
-                self.assign_element(array, index, text)
-            case _:
-                self.assign(name, text)
-        return value
-
-    def number_of(self, text: str, known: Callable[[str], str]) -> int | None:
-        """The number that a word is, a variable of that name has, or an expression in it."""
-        if literal := re.fullmatch(r"([+-]?)(0[xX][0-9a-fA-F]+|[0-9]+#\w+|[0-9]+)", text):
-            return parse_literal(literal[2], literal[1] == "-")
-        if not text:
-            return 0
-        self.marks += marks_of(text)
-        if marks_of(text):
-            return None
-        if text.isidentifier():
-            if text in self.named:
-                return None
-            self.spend(20)
-            self.named.append(text)
-            value = known(as_text(self.value(text) or mark(text, UNSET))).strip()
-            number = self.number_of(value, known)
-            self.named.remove(text)
-            return number
-        with suppress(BrokenScriptError):
-            expression = parse(f"(({text}))")[0].get("Cmd", {}).get("X", {})
-            return None if "Parts" in expression else self.number(expression, known)
-        return None
+    def number_of(self, text: str) -> int | None:
+        """The number that a text is, with variables that are set nowhere as zero."""
+        return Arithmetic(self, without_unset).number_of(text)
 
     # words
 
@@ -1183,15 +1106,3 @@ def _fall_through(how: str, word: str, behind: Sequence[Node]) -> Sequence[Node]
         return [*behind[0].get("Stmts", []), *_fall_through(behind[0]["Op"], word, behind[1:])]
     again = {"Parts": [{"Type": "SglQuoted", "Value": word}]}
     return [{"Cmd": {"Type": "CaseClause", "Word": again, "Items": behind}}]
-
-
-def _negate(holds: bool | None) -> bool | None:
-    """Whether a condition does not hold; None where that is not known."""
-    return None if holds is None else not holds
-
-
-def _either(found: Sequence[bool | None], decides: bool) -> bool | None:
-    """Whether one of two holds, or both: either decides it where it is `decides`."""
-    if decides in found:
-        return decides
-    return None if None in found else not decides
