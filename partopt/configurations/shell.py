@@ -47,8 +47,12 @@ from partopt.configurations.shell_syntax import (
     BrokenScriptError,
     Node,
     expand_braces,
+    fall_through,
+    join_names,
     parse,
     part_tildes,
+    spread_name,
+    terms_of_test,
 )
 from partopt.configurations.shell_values import (
     BREAK,
@@ -377,7 +381,7 @@ class _ScriptReader:
                 holds = "*" in patterns or None
             rest = item.get("Stmts", [])
             behind = items[number + 1 :]
-            yield holds, [*rest, *_fall_through(item["Op"], word, behind)]
+            yield holds, [*rest, *fall_through(item["Op"], word, behind)]
 
     def loop(
         self,
@@ -756,7 +760,7 @@ class _ScriptReader:
 
     def double_brackets(self, node: Node) -> bool | None:
         """Whether what stands in `[[ ]]` holds: one of the sides of `||`, all terms of it."""
-        terms = _terms(node)
+        terms = terms_of_test(node)
         sides: list[list[bool | None]] = [[]]
         for how, term in terms if len(terms) > 1 else ():
             if how == "||":
@@ -843,16 +847,16 @@ class _ScriptReader:
             ways = [{"Parts": way} for way in expand_braces(parts)]
             self.spend(len(ways) * (5 + len(parts)))
             if ways:
-                return [text for way in map(_join_names, ways) for text in self.words(way, False)]
+                return [text for way in map(join_names, ways) for text in self.words(way, False)]
         made: list[list[tuple[str, bool]]] = [[]]
         for part in part_tildes(parts, named=named):
             for text, quoted in self.pieces([part]):
                 whole = quoted or part["Type"] == "Lit"
                 if not quoted:
                     text = as_several(text.replace(EMPTY, ""))
-                elif not _spread_name(part):
+                elif not spread_name(part):
                     text = as_word(as_one(text))
-                elif not isinstance(self.value(_spread_name(part)), tuple):
+                elif not isinstance(self.value(spread_name(part)), tuple):
                     text = as_word(text)
                 for k, piece in enumerate(text.split(BREAK) if whole else self.split(text)):
                     made += [[]] * bool(k)
@@ -908,7 +912,7 @@ class _ScriptReader:
                     text = part.get("Value", "")
                     yield unescape(text) if part.get("Dollar") else text, True
                 case {"Type": "DblQuoted"}:
-                    name, inside = _spread_name(part), part.get("Parts", ())
+                    name, inside = spread_name(part), part.get("Parts", ())
                     if not name or self.value(name):
                         yield "".join(text for text, _ in self.pieces(inside, '"')), True
                 case {"Type": "ParamExp"}:
@@ -1058,51 +1062,3 @@ class _ScriptReader:
                     return "".join(marks)
                 return substitute(value, pattern, text, node["Repl"].get("All", False))
         return mark(node["Param"]["Value"])
-
-
-def _join_names(word: Node) -> Node:
-    """A word that braces made, where `$X{1,2}` is `$X1` and `$X2`."""
-    parts = list[Node]()
-    for part in word["Parts"]:
-        named = parts and parts[-1].get("Short") and parts[-1].get("Param", {}).get("Value", "")
-        more = re.match(r"\w*", part.get("Value", "") if part["Type"] == "Lit" else "")
-        if named and named.isidentifier() and more and more[0]:
-            parts[-1] = parts[-1] | {"Param": {"Value": named + more[0]}}
-            part = part | {"Value": part["Value"][more.end() :]}
-        parts += [part] if part.get("Value", "-") else []
-    return {"Parts": parts}
-
-
-def _terms(node: Node) -> list[tuple[str, Node]]:
-    """The terms of a test, with what stands before them: of `&&` and `||` shfmt makes no order.
-
-    What it negates as a whole is the first.
-    """
-    match node:
-        case {"Type": "BinaryTest", "Op": "&&" | "||" as how, "X": one, "Y": other}:
-            (_, first), *rest = _terms(other)
-            return [*_terms(one), (how, first), *rest]
-        case {"Type": "UnaryTest", "Op": "!", "X": inside}:
-            (_, first), *rest = _terms(inside)
-            return [("", {"Type": "UnaryTest", "Op": "!", "X": first}), *rest]
-    return [("", node)]
-
-
-def _spread_name(part: Node) -> str:
-    """The array whose elements are the words of a quotation; nothing for other parts of words."""
-    match part:
-        case {"Parts": [{"Type": "ParamExp", "Param": {"Value": "@"}}]}:
-            return "@"
-        case {"Parts": [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]}:
-            return "" if part["Parts"][0].keys() & {"Exp", "Length"} else str(name)
-    return ""
-
-
-def _fall_through(how: str, word: str, behind: Sequence[Node]) -> Sequence[Node]:
-    """What is run behind a branch of `case`, by the sign that ends it."""
-    if how == ";;" or not behind:
-        return []
-    if how == ";&":
-        return [*behind[0].get("Stmts", []), *_fall_through(behind[0]["Op"], word, behind[1:])]
-    again = {"Parts": [{"Type": "SglQuoted", "Value": word}]}
-    return [{"Cmd": {"Type": "CaseClause", "Word": again, "Items": behind}}]

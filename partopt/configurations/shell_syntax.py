@@ -206,3 +206,51 @@ def _alternatives(atoms: Sequence[Node], signs: Sequence[str]) -> list[Sequence[
     if len(commas) == 1:
         return []
     return [atoms[a + 1 : b] for a, b in itertools.pairwise([*commas, len(signs)])]
+
+
+def join_names(word: Node) -> Node:
+    """A word that braces made, where `$X{1,2}` is `$X1` and `$X2`."""
+    parts = list[Node]()
+    for part in word["Parts"]:
+        named = parts and parts[-1].get("Short") and parts[-1].get("Param", {}).get("Value", "")
+        more = re.match(r"\w*", part.get("Value", "") if part["Type"] == "Lit" else "")
+        if named and named.isidentifier() and more and more[0]:
+            parts[-1] = parts[-1] | {"Param": {"Value": named + more[0]}}
+            part = part | {"Value": part["Value"][more.end() :]}
+        parts += [part] if part.get("Value", "-") else []
+    return {"Parts": parts}
+
+
+def terms_of_test(node: Node) -> list[tuple[str, Node]]:
+    """The terms of a test, with what stands before them: of `&&` and `||` shfmt makes no order.
+
+    What it negates as a whole is the first.
+    """
+    match node:
+        case {"Type": "BinaryTest", "Op": "&&" | "||" as how, "X": one, "Y": other}:
+            (_, first), *rest = terms_of_test(other)
+            return [*terms_of_test(one), (how, first), *rest]
+        case {"Type": "UnaryTest", "Op": "!", "X": inside}:
+            (_, first), *rest = terms_of_test(inside)
+            return [("", {"Type": "UnaryTest", "Op": "!", "X": first}), *rest]
+    return [("", node)]
+
+
+def spread_name(part: Node) -> str:
+    """The array whose elements are the words of a quotation; nothing for other parts of words."""
+    match part:
+        case {"Parts": [{"Type": "ParamExp", "Param": {"Value": "@"}}]}:
+            return "@"
+        case {"Parts": [{"Type": "ParamExp", "Param": {"Value": name}, "Index": {"Written": "@"}}]}:
+            return "" if part["Parts"][0].keys() & {"Exp", "Length"} else str(name)
+    return ""
+
+
+def fall_through(how: str, word: str, behind: Sequence[Node]) -> Sequence[Node]:
+    """What is run behind a branch of `case`, by the sign that ends it."""
+    if how == ";;" or not behind:
+        return []
+    if how == ";&":
+        return [*behind[0].get("Stmts", []), *fall_through(behind[0]["Op"], word, behind[1:])]
+    again = {"Parts": [{"Type": "SglQuoted", "Value": word}]}
+    return [{"Cmd": {"Type": "CaseClause", "Word": again, "Items": behind}}]
