@@ -143,7 +143,8 @@ def read_job(
     graphs = {"graphs": "none"} if found.model.experts and "graphs" in reader.choices else {}
     facts = {**graphs, **found.facts, **chosen}
     parts = {name: part for name, part in structs.asdict(stated).items() if part is not None}
-    layout = structs.replace(found.layout, **parts)
+    whole = {"chunks": 1} if stated.pp == 1 else {}  # without a pipeline
+    layout = structs.replace(found.layout, **whole | parts)
     job = Job(found.model, topology, **said | options, layout=layout, facts=facts)
     if found.blocks is None or (layout.pp or 1) == 1 or "ends" in chosen:
         return job, notes

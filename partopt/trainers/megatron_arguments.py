@@ -156,8 +156,8 @@ def _check_even(settings: Settings, blocks: int, p: int, v: int) -> None:
 
     Source: megatron/core/transformer/transformer_block.py, get_num_layers_to_build.
     """
-    units = blocks + sum(_ends(settings))
-    if units % (p * v) and units >= p * v > 1:  # fewer are refused, whoever trains
+    units, stated = blocks + sum(_ends(settings)), "num_layer_list" in settings.replaced
+    if not stated and units % (p * v) and units >= p * v > 1:  # fewer are refused, whoever trains
         what = f"{units} blocks are not a multiple of {p * v} stages: Megatron does not start"
         name, hint = "pipeline_model_parallel_layout", "say what each stage has: `arguments={}={}`"
         settings.refuse(what, hint.format(name, "Et*N|..|t*NL"), "unsupported-layout", path=name)

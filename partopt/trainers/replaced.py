@@ -49,6 +49,10 @@ _NEEDLESS = {
         *("mixed_precision", "plugins", "fp8", "fp8_recipe", "fp8_format", "fp8_hybrid"),
         *("fp8_e4m3", "fp4_format", "model.converters"),
     ),
+    "ends": (
+        *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+        "num_layer_list",
+    ),
     "graphs": ("cuda_graph_impl", "cuda_graph_scope", "enable_cuda_graph", "external_cuda_graph"),
     "exchange": ("moe_flex_dispatcher_backend", "moe_enable_deepep"),
     "exchange_overlap": ("overlap_moe_expert_parallel_comm",),

@@ -133,3 +133,6 @@ def test_a_cut_that_is_stated_replaces_that_of_the_text():
     text = re.sub("--(num-layers-per-virtual-pipeline-stage 8|cuda-graph-impl local)", "", text)
     assert read_job("megatron", text, DGX)[0].facts["ends"] == "14-18"
     assert read_job("megatron", text, DGX, facts={"ends": "15-17"})[0].facts["ends"] == "15-17"
+    options = {"layout": Layout(pp=3), "facts": {"ends": "11-11-10"}}
+    assert read_job("megatron", text, DGX, **options)[0].facts["ends"] == "11-11-10"
+    assert read_job("megatron", TEXTS["megatron"], DGX, layout=Layout(pp=1))[0].layout.chunks == 1
