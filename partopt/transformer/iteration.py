@@ -276,12 +276,17 @@ def cut_of(work: Training, degrees: Degrees) -> str:
     So that no other cut has a shorter iteration; of chunks seconds are counted in parts of those of
     the mean block, `PARTS`.
     """
-    (_, _, _, p, v, _, m, shape, again), ends = degrees, work.practice.ends
-    if ends != "free" or p == 1:
+    if (ends := work.practice.ends) != "free" or degrees.p == 1:
         return ends
-    blocks, further = work.blocks(shape), work.model.further
-    if v == 1 and (key := (degrees, "free")) in work.memo.cuts:
-        return str(work.memo.cuts[key])
+    if (key := (degrees, "free")) not in work.memo.cuts:
+        work.memo.cuts[key] = _free_cut(work, degrees)
+    return str(work.memo.cuts[key])
+
+
+def _free_cut(work: Training, degrees: Degrees) -> str:
+    """The blocks of every stage where they are shared out freely."""
+    (_, _, _, p, v, _, m, shape, again), further = degrees, work.model.further
+    blocks = work.blocks(shape)
     by_kind = {
         kind: Seconds(block.forward_s, block.backward_s + again * block.again_s)
         for kind, block in blocks.items()
@@ -293,9 +298,7 @@ def cut_of(work: Training, degrees: Degrees) -> str:
     if v == 1:
         units = [embedding, *(by_kind[kind] for kind in work.kinds), head]
         units[-1:-1] = [Seconds(*tokens)] if further else []
-        found = ends_of(cut_for_makespan(units, p, m), work.model.blocks, further)
-        work.memo.cuts[key] = found
-        return found
+        return ends_of(cut_for_makespan(tuple(units), p, m), work.model.blocks, further)
     mean_s = work.mean(shape).seconds / PARTS
     sizes = [round(sum(unit) / mean_s) for unit in (*by_kind.values(), embedding, tokens, head)]
     return _cut(work.kinds, tuple(sizes[:-3]), *sizes[-3:], p, v)
@@ -680,7 +683,7 @@ def _spare_bytes(work: Training, shape: Shape) -> float:
     In 16 bits, for all blocks (Transformer Engine, pytorch/module/base.py, get_dummy_wgrad).
     """
     model, known = work.model, work.memo.spare_bytes
-    if shape in known:
+    if (shape := Shape(t=shape.t, etp=shape.etp)) in known:
         return known[shape]
     shapes = {(one.n, one.k) for kind in work.counts for one in work.products(shape, kind)}
     if model.experts:

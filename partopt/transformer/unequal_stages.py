@@ -71,7 +71,8 @@ def _bounds(units: Units, n: int, start: int, stop: int) -> list[int]:
     return _bounds(units, n // 2, start, cut) + _bounds(units, n - n // 2, cut, stop)
 
 
-def cut_for_makespan(units: Sequence[Seconds], p: int, m: int) -> tuple[int, ...]:
+@lru_cache(maxsize=8192)
+def cut_for_makespan(units: tuple[Seconds, ...], p: int, m: int) -> tuple[int, ...]:
     """The units of p stages of one chunk, so that no other cut has a shorter `makespan_s`.
 
     The time that a stage allows depends on its place and bounds alone. It is more if the stage ends
@@ -80,7 +81,8 @@ def cut_for_makespan(units: Sequence[Seconds], p: int, m: int) -> tuple[int, ...
     """
     C = [0.0, *itertools.accumulate(map(sum, units))]
     F = [0.0, *itertools.accumulate(unit.forward for unit in units)]
-    U = len(units)
+    if (U := len(units)) == p:
+        return (1,) * p
 
     def allowed_s(s: int, i: int, j: int) -> float:
         return device_s(C[j] - C[i], F[j] - F[i], C[i], C[U] - C[j], s, p, m)
@@ -156,10 +158,14 @@ def device_s(
     warm-up; and for the last one, less the backwards that it has left by then. Where all forwards
     are warm-up it waits once.
     """
-    ahead = min(m, p - s) - 1
-    first_s = max(0.0, behind_s - ahead * forward_s)
-    last_s = max(0.0, behind_s - ahead * (load_s - forward_s))
-    waits_s = first_s + last_s if m > p - s else max(first_s, last_s)
+    steady = m > p - s
+    ahead = (p - s if steady else m) - 1
+    first_s, last_s = behind_s - ahead * forward_s, behind_s - ahead * (load_s - forward_s)
+    if first_s < 0:  # faster than `max`, and cuts ask a million times
+        first_s = 0.0
+    if last_s < 0:
+        last_s = 0.0
+    waits_s = first_s + last_s if steady else max(first_s, last_s)
     return m * load_s + before_s + waits_s
 
 

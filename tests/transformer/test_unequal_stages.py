@@ -58,7 +58,7 @@ def test_no_cut_into_stages_of_one_chunk_is_faster(seed):
         loads = [sum(map(sum, stage)) for stage in stages]
         return makespan_s(loads, [sum(unit.forward for unit in stage) for stage in stages], m)
 
-    counts = cut_for_makespan(units, p, m)
+    counts = cut_for_makespan(tuple(units), p, m)
     assert len(counts) == p and sum(counts) == len(units) and min(counts) > 0
     inner = itertools.combinations(range(1, len(units)), p - 1)
     best = min(seconds((0, *cut, len(units))) for cut in inner)
@@ -68,7 +68,7 @@ def test_no_cut_into_stages_of_one_chunk_is_faster(seed):
 def test_of_equally_fast_cuts_one_near_the_mean_is_taken():
     """Three blocks are the slowest stage in any case: the last one holds the head."""
     units = [*[Seconds(1.0, 2.0)] * 8, Seconds(1.5, 3.0)]
-    assert cut_for_makespan(units, 4, 32) == (3, 2, 2, 2)
+    assert cut_for_makespan(tuple(units), 4, 32) == (3, 2, 2, 2)
 
 
 @pytest.mark.parametrize("m", [8, 64])
