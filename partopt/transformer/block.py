@@ -45,9 +45,12 @@ RECURRENT = 3.0
 CHUNKS = 0.4
 PICKED = 8  # bytes a score of an indexer, written and read for the keys that are taken; counted
 
-# of a practice, what no block depends on, and what none of the parts inside one does
+# of a practice, what no block depends on, and what nothing in one does that is not of experts
 _BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap", "fsdp")
-_BESIDE_PARTS = (*_BESIDE_BLOCKS, "loss", "graphs", "offload", "dispatch_overlap")
+_BESIDE_HALVES = (
+    *(*_BESIDE_BLOCKS, "loss", "graphs", "launches", "offload", "routing", "fused_experts"),
+    *("dispatch", "dispatch_bytes", "dispatch_overlap"),
+)
 _BESIDE_LAYOUTS = ("loss", "conversion", "fp8_parameters")  # and on what no layout does
 
 Recomputed = Literal["never", "selective", "always"]
@@ -125,7 +128,9 @@ class Scale(NamedTuple):
 class Memo:
     """What is computed so far, by shape: blocks of kinds, their mean, further tokens, pictures.
 
-    Cuts, and layouts by question.
+    Of blocks the parts that are not of experts, and what makes them again; experts by what they
+    depend on.
+    Cuts, numbers of `Columns`, and layouts by question.
     """
 
     blocks: dict[Shape, Mapping[Kind, Block]] = field(default_factory=dict)
@@ -133,9 +138,12 @@ class Memo:
     further: dict[Shape, Seconds] = field(default_factory=dict)
     pictures: dict[Shape, Seconds] = field(default_factory=dict)
     cuts: dict[tuple[object, ...], Sequence[Any]] = field(default_factory=dict)
-    insides: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
+    halves: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
+    again: dict[tuple[Shape, Kind, str], float] = field(default_factory=dict)
+    experts: dict[tuple[float, int, int], Experts] = field(default_factory=dict)
     spare_bytes: dict[Shape, float] = field(default_factory=dict)
     saved_bytes: dict[tuple[Shape, Kind], float] = field(default_factory=dict)
+    columns: dict[tuple[object, ...], dict[Shape, Sequence[float]]] = field(default_factory=dict)
     layouts: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
 
@@ -246,9 +254,9 @@ class Training:
         return self._memo_but_for(_BESIDE_BLOCKS, self.format, self.gradient_bytes)
 
     @cached_property
-    def _insides(self) -> dict[tuple[Shape, Kind], Mapping[str, Seconds]]:
-        """The parts inside of blocks, of all that have such parts."""
-        return self._memo_but_for(_BESIDE_PARTS, self.format, self.gradient_bytes).insides
+    def _of_halves(self) -> Memo:
+        """What is known of all trainings whose blocks are alike but for experts."""
+        return self._memo_but_for(_BESIDE_HALVES, self.format, self.gradient_bytes)
 
     @cached_property
     def layouts(self) -> dict[tuple[object, ...], Any]:
@@ -329,10 +337,18 @@ class Training:
 
     def parameters(self, shape: Shape, kind: Kind | None = None) -> Parameters:
         """Those of a block on a rank, gathered if they lie in shares."""
-        model, kind = self.model, kind or self.kinds[-1]
-        whole = model.whole_parameters(kind)
-        dense = (model.dense_parameters(kind) - whole) / shape.t + whole
-        return Parameters(dense, model.expert_parameters(kind) / (shape.e * shape.etp))
+        cut, whole, experts = self._parameters[kind or self.kinds[-1]]
+        return Parameters(cut / shape.t + whole, experts / (shape.e * shape.etp))
+
+    @cached_property
+    def _parameters(self) -> Mapping[Kind, tuple[int, int, int]]:
+        """Of a block of every kind: those that tensor parallel ranks cut, others, and experts'."""
+        model, found = self.model, dict[Kind, tuple[int, int, int]]()
+        for kind in self.counts:
+            whole = model.whole_parameters(kind)
+            cut = model.dense_parameters(kind) - whole
+            found[kind] = cut, whole, model.expert_parameters(kind)
+        return found
 
     def blocks(self, shape: Shape) -> Mapping[Kind, Block]:
         """A block of every kind, as `counts` has them; looked up where they were asked for."""
@@ -436,34 +452,43 @@ class Training:
 
     def experts(self, shape: Shape) -> Experts:
         """The experts of a block that has some."""
-        return Experts(
-            model=self.model,
-            practice=self.practice,
-            rates=self.rates,
-            format=self.format,
-            gradient_bytes=self.gradient_bytes,
-            adapters=self.adapters,
-            e=shape.e,
-            etp=shape.etp,
-            tokens=self.tokens(shape) / self.share(shape),
-        )
+        tokens = self.tokens(shape) / self.share(shape)
+        key = tokens, shape.e, shape.etp
+        if (found := self.memo.experts.get(key)) is None:
+            found = self.memo.experts[key] = Experts(
+                model=self.model,
+                practice=self.practice,
+                rates=self.rates,
+                format=self.format,
+                conversion=self._conversion,
+                gradient_bytes=self.gradient_bytes,
+                adapters=self.adapters,
+                e=shape.e,
+                etp=shape.etp,
+                tokens=tokens,
+            )
+        return found
 
-    def _inside(self, shape: Shape, kind: Kind) -> Mapping[str, Seconds]:
+    def _inside(self, shape: Shape, kind: Kind) -> dict[str, Seconds]:
         """The parts that are in a block's module, computed; whatever is made again or copied."""
-        key = shape.plain, kind
-        if key not in self._insides:
-            self._insides[key] = self._compute_inside(*key)
-        return self._insides[key]
+        key = self._beside_experts(shape), kind
+        if (found := self._of_halves.halves.get(key)) is None:
+            found = self._of_halves.halves[key] = self._inside_halves(*key)
+        return {**found, **({"experts": self.experts(shape).work_s} if kind.experts else {})}
 
-    def _compute_inside(self, shape: Shape, kind: Kind) -> Mapping[str, Seconds]:
-        experts = self.experts(shape)
+    def _beside_experts(self, shape: Shape) -> Shape:
+        """The shape as far as parts that are not of experts depend on it."""
+        if shape.fsdp or self.practice.sums == "autograd":  # passes over weights of experts, too
+            return shape.plain
+        return Shape(shape.b, shape.t, shape.c)
+
+    def _inside_halves(self, shape: Shape, kind: Kind) -> Mapping[str, Seconds]:
         return {
             "products": _sum(self._linear_s(shape, p) for p in self.products(shape, kind)),
             "attention": self._attention_s(shape, kind),
             "passes": self._passes_s(shape, kind),
             "tensor": self._tensor_s(shape, kind),
             **({"recurrence": self._recurrence_s(shape)} if kind.is_recurrent else {}),
-            **({"experts": experts.work_s(self._conversion)} if kind.experts else {}),
         }
 
     def _block(self, shape: Shape, kind: Kind) -> Block:
@@ -532,32 +557,40 @@ class Training:
 
     def _module_s(self, name: str, shape: Shape, kind: Kind, attention_s: float) -> float:
         """What making a module again takes, by its name in `partopt.documents.engine.MODULES`."""
-        T, scale = self.tokens(shape), self.scale(shape, kind).forward
-        exchanged = scale if self.is_scaled("tensor", kind) else 1.0
-        attention, feed = self._mixer(shape, kind), self._feed_forward(shape, kind)
         if name == "core_attn":
             return attention_s
+        key, known = (self._beside_experts(shape), kind, name), self._of_halves.again
+        if (made_s := known.get(key)) is None:
+            made_s = known[key] = self._module_beside_experts_s(name, shape, kind)
+        scale = self.scale(shape, kind).forward
+        if name == "mlp" and kind.feed == "dense":  # and what its group exchanges
+            exchanged = scale if self.is_scaled("tensor", kind) else 1.0
+            tensor_s = self._inside(shape, kind)["tensor"].forward / self._pairs(kind)
+            return scale * made_s + exchanged * tensor_s
+        if name == "moe_act" and kind.experts:
+            made_s = self.experts(shape).activation_s.forward
+        elif name == "moe" and kind.experts:
+            experts = self.experts(shape)
+            made_s += experts.work_s.forward
+            made_s += experts.both_s
+        return scale * made_s
+
+    def _module_beside_experts_s(self, name: str, shape: Shape, kind: Kind) -> float:
+        """The same without experts, and without exchanges."""
+        T, attention, feed = self.tokens(shape), *self._halves(shape, kind)
         if name == "mla_up_proj":
             expansion = attention.products[attention.expansion]
             products_s = sum(self._linear_s(shape, product).forward for product in expansion)
-            return scale * (products_s + self.rates.passes_s(T * attention.turned))
+            return products_s + self.rates.passes_s(T * attention.turned)
         norm = self.practice.passes.norms[0] / 2 * self.model.hidden / self.share(shape)
         if name == "layernorm":  # others are in the product behind them (gpt_layer_specs.py)
             apart = (self.model.latent is not None and kind.attends) + kind.experts
-            return scale * self.rates.passes_s(T * norm * apart)
+            return self.rates.passes_s(T * norm * apart)
         of_feed = name == ("shared_experts" if kind.experts else "mlp") or name == "moe"
         made_s = self._half_s(shape, feed) if of_feed and (kind.experts or name == "mlp") else 0.0
-        if name == "mlp" and kind.feed == "dense":  # its norm, and what its group exchanges
+        if name == "mlp" and kind.feed == "dense":
             made_s += self.rates.passes_s(T * norm)
-            tensor_s = self._tensor_s(shape, kind).forward / self._pairs(kind)
-            return scale * made_s + exchanged * tensor_s
-        if name == "moe_act" and kind.experts:
-            made_s = self.experts(shape).activation_s(self._conversion).forward
-        elif name == "moe" and kind.experts:
-            experts = self.experts(shape)
-            made_s += experts.work_s(self._conversion).forward
-            made_s += experts.both_s
-        return scale * made_s
+        return made_s
 
     def _half_s(self, shape: Shape, half: Half) -> float:
         """The forward of a half's products and of passes inside it."""
@@ -790,7 +823,7 @@ class Training:
         last = self.practice.passes.residuals[0] / 2
         last_s = self.rates.passes_s(self.tokens(shape) * self.model.hidden * last)
         if kind.experts:
-            products_s += self.experts(shape).work_s(self._conversion).forward
+            products_s += self.experts(shape).work_s.forward
         return products_s + self._passes_s(shape, kind).forward - last_s / self.share(shape)
 
     def _regathered_s(self, shape: Shape, kind: Kind) -> float:

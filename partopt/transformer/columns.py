@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from partopt.documents.engine import Layout
 from partopt.documents.stage import Shard
-from partopt.documents.transformer import Kind
 from partopt.transformer.block import Shape, Training
 from partopt.transformer.faults import find_faults
 from partopt.transformer.iteration import (
@@ -69,7 +68,6 @@ class Columns:
         self.rows, self._question = rows, question
         self.t, self.c, self.e, self.etp, self.p, self.v, self.n, self.b, self._shard = rows.T
         self.m = question.batch // (self.n * self.b)
-        self._known = dict[tuple[object, ...], tuple[Training, Any]]()
 
     @classmethod
     def of(cls, work: Training, question: Question) -> Columns:
@@ -110,33 +108,31 @@ class Columns:
         return np.isin(self._shard, [SHARDS.index("gradients"), SHARDS.index("parameters")])
 
     @cached_property
-    def _unique(self) -> tuple[Ints, Ints]:
-        """A row of every shape, and the shape of every row."""
+    def _unique(self) -> tuple[list[tuple[Any, ...]], Ints]:
+        """Every shape's b, t, c, e, etp and whether it is in shares; and the shape of every row."""
         columns = (self.b, self.t, self.c, self.e, self.etp, self._in_shares)
-        code = np.zeros(len(self.rows), dtype=np.int64)
-        for column in columns:
-            code = code * (int(column.max(initial=0)) + 1) + column
-        _, first, place = np.unique(code, return_index=True, return_inverse=True)
-        return first, place
+        return _distinct(columns)
+
+    @cached_property
+    def _cuts(self) -> tuple[list[tuple[Any, ...]], Ints]:
+        """Every t, e and etp by which parameters are cut; and those of every row."""
+        return _distinct((self.t, self.e, self.etp))
 
     def _by_shape(
-        self, what: object, work: Training, way: Layout, values: Callable[[Shape], Sequence[float]]
+        self, what: str, work: Training, way: Layout, values: Callable[[Shape], Sequence[float]]
     ) -> Any:
-        """Numbers of the shape of every row which recompute so: a column each, found once."""
-        if (key := (what, id(work), way)) in self._known:
-            return self._known[key][1]
-        plain, (rows, place) = Degrees.of(work, way, 1).shape, self._unique
-        found = [
-            values(plain._replace(b=b, t=t, c=c, e=e, etp=etp, fsdp=fsdp))
-            for t, c, e, etp, b, fsdp in zip(
-                *self.rows[rows][:, [0, 1, 2, 3, 7]].T.tolist(),
-                self._in_shares[rows].tolist(),
-                strict=True,
-            )
-        ]
-        columns = np.array(found or [values(plain)], dtype=np.float64)[place].T
-        self._known[key] = work, columns  # the training stays, and so does its identity
-        return columns
+        """Numbers of the shape of every row which recompute so: a column each.
+
+        They are found once for all trainings with such blocks.
+        """
+        again, (shapes, place) = Degrees.of(work, way, 1).shape, self._unique
+        known, found = work.memo.columns.setdefault((what, way), {}), list[Sequence[float]]()
+        for b, t, c, e, etp, fsdp in shapes or [(1, 1, 1, 1, 1, False)]:
+            shape = Shape(b, t, c, e, again.recompute, fsdp, etp, again.modules, again.offload)
+            if shape not in known:
+                known[shape] = values(shape)
+            found.append(known[shape])
+        return np.array(found, dtype=np.float64)[place].T
 
     def allow(self, work: Training, way: Layout) -> Bools:
         """Which of them can recompute so; faults of a way see whether degrees are 1."""
@@ -197,13 +193,18 @@ class Columns:
         if practice.flat_shards and of_shares:
             of_shares = of_shares - 2 * stays
         found = list[Floats]()
+        cuts, place = self._cuts
+        shapes = [Shape(t=t, e=e, etp=etp) for t, e, etp in cuts]
         for kind in work.counts:
-
-            def values(shape: Shape, kind: Kind = kind) -> tuple[float, ...]:
-                parameters = work.parameters(shape, kind)
-                return *work.trained_parameters(shape, kind), *parameters, work.frozen(shape, kind)
-
-            dense, experts, *every, frozen = self._by_shape(kind, work, Layout(), values)
+            rows = [
+                (
+                    *work.trained_parameters(shape, kind),
+                    *work.parameters(shape, kind),
+                    work.frozen(shape, kind),
+                )
+                for shape in shapes
+            ]
+            dense, experts, *every, frozen = np.array(rows).reshape(-1, 5)[place].T
             whole = whole_bytes * (dense + experts) + 2 * frozen
             whole += state_bytes * (dense / sharers + experts / copies)
             shares = of_shares * (every[0] / sharers + every[1] / copies) + gathered * sum(every)
@@ -263,6 +264,15 @@ class Columns:
         return found
 
 
+def _distinct(columns: Sequence[Ints | Bools]) -> tuple[list[tuple[Any, ...]], Ints]:
+    """The different rows of some columns, and which of them every row is."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code = code * (int(column.max(initial=0)) + 1) + column
+    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    return [*zip(*(column[first].tolist() for column in columns), strict=True)], place
+
+
 def with_way(layout: Layout, way: Layout) -> Layout:
     """The layout with another way to recompute."""
     return structs.replace(layout, recompute=way.recompute, modules=way.modules)
@@ -302,9 +312,10 @@ def _rows(work: Training, question: Question) -> Iterator[tuple[int, ...]]:
             for etp in _allow(fixed.etp, sorted(cut)):
                 # faults of these see ranks of a stage, and whether there are more, or chunks
                 some = Layout(ep=e, etp=etp, dp=ranks, pp=min(p, 2))
-                ways = {v: structs.replace(some, chunks=v) for v in (1, 2)}
+                parts = "ep", "etp", "recompute", "offload"
+                able_with = {v: able(parts, structs.replace(some, chunks=v)) for v in (1, 2)}
                 for (v, b), shard in itertools.product(pairs, shards):
-                    if able(("ep", "etp", "recompute", "offload"), ways[min(v, 2)]):
+                    if able_with[min(v, 2)]:
                         yield t, c, e, etp, p, v, n, b, shard
 
 

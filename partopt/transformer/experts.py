@@ -34,12 +34,16 @@ ROUTER = 0.38  # of a product's rate, the router's: a narrow one
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts of a block on `e` ranks, cut by `etp` more, for `tokens` of a rank."""
+    """Experts of a block on `e` ranks, cut by `etp` more, for `tokens` of a rank.
+
+    Conversions to the products' format take `conversion` bytes an element.
+    """
 
     model: Transformer
     practice: Practice
     rates: Rates
     format: Format
+    conversion: float
     gradient_bytes: int
     e: int
     etp: int
@@ -78,9 +82,10 @@ class Experts:
             return 1.0
         return 1 + math.sqrt(2 * math.log(self.e) / max(1.0, self.rows))
 
-    def work_s(self, conversion: float) -> Seconds:
-        """All but the exchanges; `conversion` is bytes an element."""
-        activation, router = self.activation_s(conversion), self._router_s()
+    @cached_property
+    def work_s(self) -> Seconds:
+        """All but the exchanges."""
+        activation, router = self.activation_s, self._router_s()
         up = self._grouped_s(
             "fc1", self.width * (self.model.matrices - 1), self.model.expert_inputs
         )
@@ -88,7 +93,7 @@ class Experts:
         converted = [0.0, 0.0]
         if BITS[self.format] < 16 and not self.practice.fused_experts:
             h, gates = self.model.expert_inputs, (self.model.matrices - 2) * self.width
-            converted = [CONVERTED * conversion * self.rows * n for n in (h, gates + h)]
+            converted = [CONVERTED * self.conversion * self.rows * n for n in (h, gates + h)]
         permuted_s = self.rates.passes_s(self._permuted_bytes())
         passes = map(self.rates.passes_s, converted)
         forward, backward = (
@@ -99,14 +104,15 @@ class Experts:
         )
         return Seconds(forward, backward)
 
-    def activation_s(self, conversion: float) -> Seconds:
+    @cached_property
+    def activation_s(self) -> Seconds:
         """The activation, and its output in the format of the products."""
         passes = self.practice.passes.gated if self.model.gated else self.practice.passes.plain
         if self.practice.fused_experts:  # what the products write is read once, written in 8 bits
             both = (min(2.0, BITS[self.format] / 8) + 2) * self.model.expert_inputs
             sizes = [n / 2 * self.width + both * (BITS[self.format] < 16) for n in passes]
         else:
-            converted = CONVERTED * conversion * (BITS[self.format] < 16)
+            converted = CONVERTED * self.conversion * (BITS[self.format] < 16)
             sizes = [(n + converted) * self.width for n in passes]
         return Seconds(*(self.rates.passes_s(self.rows * size) for size in sizes))
 

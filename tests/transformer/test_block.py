@@ -279,7 +279,7 @@ def test_conversions_of_experts_and_experts_that_convert_in_their_products():
     rows, h, f = 2 * T, H, EXPERTS.expert_ffn
     shape = Shape(e=4)
     plain, fused = (
-        training(EXPERTS, format="fp8", fused_experts=own).experts(shape).work_s(6.0)
+        training(EXPERTS, format="fp8", fused_experts=own).experts(shape).work_s
         for own in (False, True)
     )
     converted = CONVERTED * 6 * rows * (h + f) + rows * 3 * f - rows * 3 * h
@@ -371,14 +371,14 @@ def test_modules_are_made_again_by_name():
     kept = T * (2 * 640 + 2 * 1536 + 2 * 16 * (96 + 64))
     assert never.saved_bytes - found.saved_bytes == kept
     assert again("core_attn").again_s == never.parts["attention"].forward
-    assert again("moe_act").again_s == experts.activation_s(6.0).forward
+    assert again("moe_act").again_s == experts.activation_s.forward
     assert never.saved_bytes - again("moe_act").saved_bytes == 2 * rows * 512
     assert again("layernorm").again_s == pytest.approx(8 * T * H / (MEMORY * BYTES))
     assert never.saved_bytes - again("layernorm").saved_bytes == 4 * tokens * H
     shared = product(T, 1024, H) + product(T, H, 512) + 6 * 512 * T / (MEMORY * BYTES)
     assert again("shared_experts").again_s == pytest.approx(shared)
     assert never.saved_bytes - again("shared_experts").saved_bytes == 6 * 512 * T
-    whole = shared + experts.work_s(6.0).forward + experts.both_s
+    whole = shared + experts.work_s.forward + experts.both_s
     assert again("moe").again_s == pytest.approx(whole)
     assert again("moe").saved_bytes < never.saved_bytes
     assert again("mlp").again_s == 0.0
