@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -137,7 +137,7 @@ class Switches:
         for lever in sorted(chosen, key=self._place, reverse=True):  # last what changes no numbers
             if not lever.frees and not self._is_missed(lever, taken._replace(on=chosen)):
                 chosen -= {lever}
-        training = self._training(taken.job, chosen)
+        training = self.training(taken.job, chosen)
         found = estimate(training, taken.found.layout, batch_of(taken.job))
         self._fastest.setdefault(chosen, Taken(found, chosen, taken.job))
         return chosen
@@ -191,7 +191,7 @@ class Switches:
     def _worth(self, taken: Taken, recipe: str = "") -> Worth:
         found, before_s = taken.found, self.seconds(())
         ordered = sorted(taken.on, key=self._place)
-        graphs = self._training(taken.job, taken.on).practice.graphs
+        graphs = self.training(taken.job, taken.on).practice.graphs
         return Worth(
             facts={"recipe": recipe} if recipe else self.facts(taken.on),
             flags=[f"recipe={recipe}"] if recipe else [lever.flag for lever in ordered],
@@ -215,7 +215,7 @@ class Switches:
         if lever.needs == "ep" and not usual.model.experts:
             return False
         try:
-            on = self._training(self._job, frozenset({lever}))
+            on = self.training(self._job, frozenset({lever}))
         except PartoptError:  # as of a kernel that the device is not known to have
             return False
         return (on.practice, on.engine, on.format) != (usual.practice, usual.engine, usual.format)
@@ -224,7 +224,7 @@ class Switches:
         """Whether the layout has one rank alone of what the switch needs several of."""
         return bool(lever.needs) and getattr(layout, lever.needs) == 1
 
-    def _training(self, job: Job, on: frozenset[Lever], like: Training | None = None) -> Training:
+    def training(self, job: Job, on: frozenset[Lever], like: Training | None = None) -> Training:
         """How the trainer trains with the switches; what is known of one that is `like` it stays.
 
         PartoptError where it cannot have all of them.
@@ -249,11 +249,10 @@ class Switches:
         for steps in every:
             practices = list[Practice]()
             for job in self._jobs:
-                works = [self._training(job, steps[0])]
-                if works[0].practice not in practices:
-                    practices.append(works[0].practice)
-                    works += [self._training(job, step, works[0]) for step in steps[1:]]
-                    yield job, steps, works
+                first = self.training(job, steps[0])
+                if first.practice not in practices:
+                    practices.append(first.practice)
+                    yield job, steps, _Trainings(self, job, steps, first)
 
     def _search(self, on: frozenset[Lever], least: Taken | None) -> Taken | None:
         """With those that need several tensor or expert parallel ranks, or on one without them.
@@ -281,19 +280,38 @@ class Switches:
         added = frozenset({lever})
         for other in sorted(on, key=self._place):
             with suppress(PartoptError):
-                self._training(self._job, added | {other})
+                self.training(self._job, added | {other})
                 added |= {other}
         return added
 
     def _is_missed(self, lever: Lever, taken: Taken) -> bool:
         """Whether the layout takes longer without the switch, or has no room."""
-        found, alone = taken.found, self._training(taken.job, taken.on - {lever})
+        found, alone = taken.found, self.training(taken.job, taken.on - {lever})
         without = estimate(alone, found.layout, batch_of(taken.job))
         least = _HELPS if lever.changes_numbers else _SAME
         limit, room = self._question.limit, self._question.room
         if room and alone.model.experts and found.memory_bytes <= room:
             limit = min(room, limit)
         return without.memory_bytes > limit or without.seconds > found.seconds * (1 + least)
+
+
+class _Trainings(Sequence[Training]):
+    """The trainings of a job with the switches of every step, made when they are asked for."""
+
+    def __init__(
+        self, switches: Switches, job: Job, steps: Sequence[frozenset[Lever]], first: Training
+    ) -> None:
+        self._switches, self._job, self._steps, self._made = switches, job, steps, {0: first}
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, place: Any) -> Any:
+        place = range(len(self))[place]
+        if place not in self._made:
+            step = self._steps[place]
+            self._made[place] = self._switches.training(self._job, step, self._made[0])
+        return self._made[place]
 
 
 def take_best(job: Job, numbers: bool = False) -> Job:
