@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -45,11 +45,16 @@ RECURRENT = 3.0
 CHUNKS = 0.4
 PICKED = 8  # bytes a score of an indexer, written and read for the keys that are taken; counted
 
-# of a practice, what no block depends on, and what nothing in one does that is not of experts
+# of a practice, what no block depends on; what nothing in one does that is not of experts; and
+# nothing that it keeps
 _BESIDE_BLOCKS = ("ends", "optimizer_offload", "offload_overlap", "fsdp")
 _BESIDE_HALVES = (
     *(*_BESIDE_BLOCKS, "loss", "graphs", "launches", "offload", "routing", "fused_experts"),
     *("dispatch", "dispatch_bytes", "dispatch_overlap"),
+)
+_BESIDE_BYTES = (
+    *(*_BESIDE_BLOCKS, "loss", "graphs", "launches", "dispatch_bytes", "dispatch_overlap"),
+    *("fused_experts", "conversion", "passes", "tp_overlap", "sums", "buffer_bytes"),
 )
 _BESIDE_LAYOUTS = ("loss", "conversion", "fp8_parameters")  # and on what no layout does
 
@@ -141,6 +146,7 @@ class Memo:
     halves: dict[tuple[Shape, Kind], Mapping[str, Seconds]] = field(default_factory=dict)
     again: dict[tuple[Shape, Kind, str], float] = field(default_factory=dict)
     experts: dict[tuple[float, int, int], Experts] = field(default_factory=dict)
+    heads: dict[Shape, float] = field(default_factory=dict)
     spare_bytes: dict[Shape, float] = field(default_factory=dict)
     saved_bytes: dict[tuple[Shape, Kind], float] = field(default_factory=dict)
     columns: dict[tuple[object, ...], dict[Shape, Sequence[float]]] = field(default_factory=dict)
@@ -259,6 +265,11 @@ class Training:
         return self._memo_but_for(_BESIDE_HALVES, self.format, self.gradient_bytes)
 
     @cached_property
+    def _kept(self) -> dict[tuple[Shape, Kind], float]:
+        """Bytes that blocks keep, of all trainings in which they keep as much."""
+        return self._memo_but_for(_BESIDE_BYTES, self.format).saved_bytes
+
+    @cached_property
     def layouts(self) -> dict[tuple[object, ...], Any]:
         """Layouts of questions, of all that can have the same."""
         return self._memo_but_for(_BESIDE_LAYOUTS).layouts
@@ -367,15 +378,17 @@ class Training:
             found = self.memo.means[shape] = self._mean(shape)
         return found
 
+    def mean_of(self, rows: Iterable[Sequence[float]]) -> Sequence[float]:
+        """The mean of numbers of blocks, a row for every kind."""
+        if len(self.counts) == 1:
+            return next(iter(rows))
+        counts, L = self.counts.values(), self.model.blocks
+        return [sum(map(operator.mul, values, counts)) / L for values in zip(*rows, strict=True)]
+
     def _mean(self, shape: Shape) -> Block:
         if len(self.counts) == 1:
             return self.block(shape)
-
-        def mean(rows: Iterable[Sequence[float]]) -> Iterator[float]:
-            for values in zip(*rows, strict=True):
-                yield sum(map(operator.mul, values, self.counts.values())) / self.model.blocks
-
-        blocks = [*self.blocks(shape).values()]
+        mean, blocks = self.mean_of, [*self.blocks(shape).values()]
         none, names = Seconds(0.0, 0.0), dict.fromkeys(name for b in blocks for name in b.parts)
         forward_s, backward_s, again_s, saved_bytes = mean(block[:4] for block in blocks)
         (copied_bytes,) = mean([block.copied_bytes] for block in blocks)
@@ -492,12 +505,14 @@ class Training:
         }
 
     def _block(self, shape: Shape, kind: Kind) -> Block:
-        scale = self.scale(shape, kind)
-        exchanged = scale if self.is_scaled("tensor", kind) else Scale()
-        parts = {
-            name: (exchanged if name == "tensor" else scale).of(seconds)
-            for name, seconds in self._inside(shape, kind).items()
-        }
+        parts = self._inside(shape, kind)
+        if self.calibration:
+            scale = self.scale(shape, kind)
+            exchanged = scale if self.is_scaled("tensor", kind) else Scale()
+            parts = {
+                name: (exchanged if name == "tensor" else scale).of(seconds)
+                for name, seconds in parts.items()
+            }
         if shape.c > 1:
             parts["context"] = self._context_s(shape, kind, parts["attention"])
         work_s = _sum(parts.values())
@@ -511,7 +526,6 @@ class Training:
         if copied_bytes:
             parts["offload"] = self._copied_s(copied_bytes, _sum(parts.values()), again_s)
         forward_s, backward_s = _sum(parts.values())
-        ends_s = self.head_s(shape), self.embedding_s(shape)
         return Block(
             forward_s,
             backward_s,
@@ -519,7 +533,8 @@ class Training:
             self.saved_bytes(shape, kind),
             self.saved_bytes(shape.plain, kind),
             parts,
-            *ends_s,
+            self.head_s(shape),
+            self.embedding_s(shape),
             self.parameters(shape, kind),
             self.trained_parameters(shape, kind),
             copied_bytes,
@@ -868,6 +883,12 @@ class Training:
 
     def head_s(self, shape: Shape) -> float:
         """Seconds of the head and the loss, forward and backward."""
+        key, known = Shape(shape.b, shape.t, shape.c, fsdp=shape.fsdp), self.memo.heads
+        if (found := known.get(key)) is None:
+            found = known[key] = self._head_s(key)
+        return found
+
+    def _head_s(self, shape: Shape) -> float:
         loss, rates, t = self.practice.loss, self.rates, shape.t
         T, h, V = self.tokens(shape), self.model.hidden, self.model.vocabulary
         if self.adapters:
@@ -902,10 +923,10 @@ class Training:
 
     def saved_bytes(self, shape: Shape, kind: Kind | None = None) -> float:
         """Bytes that a block keeps of a microbatch on one rank; its input is known in any case."""
-        key = shape, kind or self.kinds[-1]
-        if (found := self.memo.saved_bytes.get(key)) is None:
+        key, known = (shape, kind or self.kinds[-1]), self._kept
+        if (found := known.get(key)) is None:
             scale = 1.0 if shape.recompute == "always" else self.scale(*key).kept
-            found = self.memo.saved_bytes[key] = scale * self._saved_bytes(*key)
+            found = known[key] = scale * self._saved_bytes(*key)
         return found
 
     def _saved_bytes(self, shape: Shape, kind: Kind) -> float:
@@ -948,5 +969,8 @@ class Training:
 
 def _sum(parts: Iterable[Seconds]) -> Seconds:
     """All of them, one after the other."""
-    seconds = list(parts)
-    return Seconds(sum(part.forward for part in seconds), sum(part.backward for part in seconds))
+    forward_s = backward_s = 0.0
+    for part in parts:
+        forward_s += part[0]
+        backward_s += part[1]
+    return Seconds(forward_s, backward_s)

@@ -155,12 +155,10 @@ class Columns:
         """
 
         def values(shape: Shape) -> tuple[float, float, float]:
-            block = work.mean(shape)
-            return (
-                block.forward_s + block.backward_s,
-                block.again_s,
-                block.head_s + block.embedding_s,
-            )
+            blocks = work.blocks(shape).values()
+            forward_s, backward_s, again_s = work.mean_of(block[:3] for block in blocks)
+            first = next(iter(blocks))  # of all kinds ends take as long
+            return forward_s + backward_s, again_s, first.head_s + first.embedding_s
 
         plain_s, again_s, ends_s = self._by_shape("seconds", work, way, values)
         p, v, m = self.p, self.v, self.m
@@ -222,8 +220,8 @@ class Columns:
 
         def values(shape: Shape) -> list[float]:
             kept = [work.saved_bytes(shape, kind) for kind in work.counts]
-            whole = [work.saved_bytes(shape.plain, kind) for kind in work.counts]
-            made = min(whole) if is_whole else 0.0
+            whole = [work.saved_bytes(shape.plain, kind) for kind in work.counts if is_whole]
+            made = min(whole, default=0.0)
             rest = logits_bytes(work, shape), working_bytes(work, shape, 0.0), made
             return [*kept, *whole, *rest, buffer_bytes(work, shape)]
 

@@ -423,7 +423,8 @@ def _seconds(
 def _pipeline_s(work: Training, degrees: Degrees, stages: Sequence[Stage]) -> dict[str, float]:
     """Beside the mean of devices: what the slowest has more, the bubble, and sends."""
     (_, _, _, p, v, _, m, shape, _), rates = degrees, work.rates
-    every = [_stage_s(work, degrees, stage) for stage in stages]
+    known = {stage: _stage_s(work, degrees, stage) for stage in {*stages}}
+    every = [known[stage] for stage in stages]
     loads = [sum(seconds) for seconds in every]
     slow_s, whole_s = max(loads), sum(loads)
     if v > 1 and work.is_unequal:
