@@ -35,7 +35,7 @@ from partopt.importers.hugging_face import (
 from partopt.options import AUTO
 from partopt.schedules import schedule
 from partopt.schedules.placement import LOOPED, STRAIGHT
-from partopt.trainers.parts import BLOCK, EMBEDDING, HEAD, NORM, Part, count_blocks
+from partopt.trainers.parts import BLOCK, EMBEDDING, FURTHER, HEAD, NORM, Part, count_blocks
 from partopt.trainers.reading import (
     check_count,
     check_stages,
@@ -60,6 +60,7 @@ from partopt.trainers.trainer import (
 
 _FIELD = "module_fqns_per_model_part"
 _EXAMPLE = "tok_embeddings,layers.0 layers.1,norm,lm_head"
+_FURTHER_TOKENS = "the model predicts further tokens, which its pipelines do not"
 _NAMES = {EMBEDDING: "tok_embeddings", NORM: "norm", HEAD: "lm_head"}
 # `output` is what older versions call the head
 _PARTS = {name: kind for kind, name in _NAMES.items()} | {"output": HEAD}
@@ -226,7 +227,7 @@ def _faults(plan: Plan) -> list[str]:
     faults = [*csv_faults(plan), *["context parallel ranks share parameters (`shard`)"] * shares]
     model = plan.transformer.model if plan.transformer else None  # models/deepseek_v3/MTP.md
     if model and model.further:
-        faults.append("the model predicts further tokens, which its pipelines do not")
+        faults.append(_FURTHER_TOKENS)
     elif model and not (model.name in _FLAVORS and _is_shipped(model)):
         several = model.latent or model.sinks or model.recurrence or len({*model.kinds()}) > 1
         faults += ["it has no model of such blocks"] * bool(several)
@@ -290,7 +291,11 @@ def _compiled(about: Modelled) -> list[str]:
 
 
 def _modules(parts: Sequence[Part]) -> str:
-    """The modules of a stage: `["tok_embeddings", "layers.0"]`."""
+    """The modules of a stage: `["tok_embeddings", "layers.0"]`; PartoptError for further tokens."""
+    if any(part.kind == FURTHER for part in parts):
+        what = f"torchtitan cannot say this plan: {_FURTHER_TOKENS}"
+        hint = "say otherwise what these layers are: `map=NAME=head`; megatron has them"
+        raise PartoptError(what, hint, code="target-cannot-say", target="torchtitan")
     names = dict.fromkeys(
         f"layers.{part.number}" if part.kind == BLOCK else _NAMES[part.kind] for part in parts
     )

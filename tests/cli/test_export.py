@@ -172,6 +172,12 @@ def test_a_part_that_no_rule_leaves_is_named_by_another_rule(partopt, plan):
     assert outcome.hints == ["say which layers it is: --map NAME=head"]
 
 
+def test_torchtitan_refuses_layers_that_predict_further_tokens(partopt, plan):
+    refused = partopt("export", plan, "--to", "torchtitan", "--map", "ln_f=mtp")
+    assert refused.code == 2 and "the model predicts further tokens" in refused.errors[0]
+    assert refused.hints[0].startswith("say otherwise what these layers are: --map NAME=head")
+
+
 def test_kinds_of_layers_are_the_same_in_help_in_errors_and_on_the_page(partopt, plan):
     shown = partopt("export", "--help").out
     refused = partopt("export", plan, "--to", "vllm", "--map", "lm_head=x").hints[0]
