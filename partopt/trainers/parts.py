@@ -49,6 +49,10 @@ def find_parts(layers: Sequence[str], rules: Sequence[str] = ()) -> list[Part]:
     stated = _read_rules(layers, rules)
     numbers = _number_blocks(layers, stated)
     first, parts = min(numbers), []
+    others = [name for i, name in enumerate(layers) if stated.get(i) == BLOCK and i not in numbers]
+    if others:
+        what = f"`map`: {others[0]} is no block: it has no number of the series of blocks"
+        raise PartoptError(what, "name others alone", code="invalid-option", option="map")
     for i, name in enumerate(layers):
         kind = NORM if _NORM_NAMES.search(name) else HEAD
         kind = FURTHER if _FURTHER_NAMES.fullmatch(name) else kind

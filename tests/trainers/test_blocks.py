@@ -158,3 +158,8 @@ def test_rules_reach_the_export_and_are_refused_where_nothing_is_named():
     with pytest.raises(PartoptError) as raised:
         export_plan(plan, "torch-csv", rules=["lm_head=head"])
     assert (raised.value.code, raised.value.fields["option"]) == ("unused-option", "map")
+
+
+def test_a_layer_without_a_number_cannot_be_a_block():
+    with pytest.raises(PartoptError, match="`map`: lm_head is no block"):
+        find_parts(layers("llama-7b.h100-estimated.bfloat16"), ["lm_head=block"])
