@@ -54,7 +54,7 @@ from partopt.transformer.rates import PLANNED
 # layouts that are simulated, the fastest that differ: some, and as many as may yet be the fastest
 JUDGED, MOST_JUDGED = 4, 16
 USUALLY = 0.99  # of the closed form a simulation takes that or more; or of what others do
-_APART = 0.05  # of the time: what is further from its closed form is beside no closed forms
+_APART = 0.01  # of the time: what is further from its closed form is beside no closed forms
 _SHOWN, _LACKING = 9, 3  # layouts beside a plan: that fit, and that need least of those that do not
 
 
