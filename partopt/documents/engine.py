@@ -25,7 +25,7 @@ AllReduce = Literal["overlap", "blocking"]
 _INSIDE = ("tp", "cp", "ep", "etp", "recompute", "modules")  # parts inside the layers of a profile
 OF_SCHEDULES = ("waits", "in_turn")  # facts of an engine that name schedules
 # those that the layout of a transformer says, whatever its trainer does
-OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes", "on_host", "buffers")
+OF_LAYOUTS = ("optimizer_bytes", "gathered_bytes", "on_host")
 STATE = 12  # bytes of an optimizer's state for a parameter: a float32 copy and two moments
 
 
@@ -73,6 +73,11 @@ class Engine(documents.StrictStruct, frozen=True, kw_only=True):
             if (schedule in getattr(self, name)) != (schedule in getattr(other, name))
         ]
         return of_schedules + found
+
+    @property
+    def of_layouts(self) -> Engine:
+        """The same where blocks keep what they receive, as a transformer's do."""
+        return msgspec.structs.replace(self, buffers="one") if self.buffers == "flight" else self
 
     @property
     def recomputes_blocks(self) -> bool:

@@ -334,8 +334,6 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
         state = memory["optimizer"] - narrow
         state *= (n * (layout.cp or 1) if layout.shard == "optimizer" else 1) / held
     facts: dict[str, Any] = {"optimizer_bytes": max(0.0, state)}
-    if training.engine.buffers == "flight":  # blocks keep what they receive
-        facts["buffers"] = "one"
     if "in shares" in memory and BITS[training.format] < 16:
         facts["gathered_bytes"] = BITS[training.format] / 8
     elif training.weight_bytes < 2:
@@ -346,7 +344,7 @@ def _options(job: Job, training: Training, found: Estimate) -> dict[str, Any]:
         facts["on_host"] = True
     return {
         "trainer": job.trainer,
-        "engine": structs.replace(training.engine, **facts),
+        "engine": structs.replace(training.engine.of_layouts, **facts),
         "schedule": layout.schedule,
         "chunks": v if v > 1 else None,
         "planner": MANUAL,

@@ -68,6 +68,7 @@ def training_for(job: Job) -> Training:
         calibration=calibration,
         repeats_keys=trainer.says.repeats_keys,
         parts_ties=trainer.says.ties,
+        spreads_recurrences=trainer.says.spreads_recurrences,
         other_ends=_other_ends(job, practice),
         room=min(asked.limit, asked.room or math.inf),
     )

@@ -121,7 +121,8 @@ def _differences(plan: Plan, trainer: Trainer) -> Iterator[str]:
     told = trainer.schedules is not None and plan.trainer != trainer.name
     if plan.transformer and trainer.read and trainer.practice:  # whose text is read again
         told = False
-    facts = plan.engine.find_differences(trainer.engine, plan.schedule, plan.shard) if told else []
+    engine = trainer.engine.of_layouts if plan.transformer else trainer.engine
+    facts = plan.engine.find_differences(engine, plan.schedule, plan.shard) if told else []
     if plan.transformer:
         facts = [fact for fact in facts if fact not in OF_LAYOUTS]
     if facts:

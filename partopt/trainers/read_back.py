@@ -96,7 +96,7 @@ def _facts(plan: Plan, about: Modelled, trainer: Trainer, found: Stated) -> Iter
     practice, engine = trainer.run_with(found.facts)
     if plan.layout.scatters_early:
         engine = structs.replace(engine, allreduce="overlap")
-    differing = plan.engine.find_differences(engine, plan.schedule, plan.shard)
+    differing = plan.engine.find_differences(engine.of_layouts, plan.schedule, plan.shard)
     facts = [
         name if name == "waits" else f"{name}={getattr(plan.engine, name)}"
         for name in differing

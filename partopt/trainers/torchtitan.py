@@ -231,7 +231,7 @@ def _faults(plan: Plan) -> list[str]:
     elif model and not (model.name in _FLAVORS and _is_shipped(model)):
         several = model.latent or model.sinks or model.recurrence or len({*model.kinds()}) > 1
         faults += ["it has no model of such blocks"] * bool(several)
-    if model and model.recurrence and (plan.layout.cp or 1) > 1:  # models/qwen3_5/parallelize.py
+    if model and model.recurrence and (plan.layout.cp or 1) > 1:
         faults.append("its recurrences have no context parallelism")
     return faults
 
@@ -646,6 +646,7 @@ TORCHTITAN = Trainer(
             "ep": "divides the experts",
         },
         ties=False,
+        spreads_recurrences=False,  # models/qwen3_5/parallelize.py
         least_stages=2,
         formats=("bfloat16", "fp8", "mxfp8", "nvfp4"),
     ),

@@ -51,9 +51,9 @@ class Says:
     `recomputed` whether all stages or none recompute, as many first blocks of each, or each as the
     plan says. `orders` are those of ranks; none where ranks do not matter. `degrees` are what it
     has beside the pipeline, and what each must divide; devices may be groups of ranks where it has
-    "tp", more than heads of keys where it `repeats_keys`. With `ties` stages may part layers that
-    share parameters; `least_stages` make a pipeline; `formats` are those of a transformer's
-    products.
+    "tp", more than heads of keys where it `repeats_keys`; with "cp" those of recurrences, too,
+    where it `spreads_recurrences`. With `ties` stages may part layers that share parameters;
+    `least_stages` make a pipeline; `formats` are those of a transformer's products.
     """
 
     cuts: Cuts = ANYWHERE
@@ -62,6 +62,7 @@ class Says:
     orders: Sequence[Order] = ("stages", "pipelines")
     degrees: Mapping[str, str] = field(default_factory=dict)
     repeats_keys: bool = False
+    spreads_recurrences: bool = True
     ties: bool = True
     least_stages: int = 1
     formats: Sequence[Format] = tuple(BITS)

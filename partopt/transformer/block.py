@@ -161,8 +161,9 @@ class Training:
     proportion. Blocks are cut as the practice does, or in one of the `other_ends` where a layout is
     faster so and needs no more than `room` bytes. What was computed is kept in a `memo`.
     Tensor parallel ranks may outnumber heads of keys where the trainer `repeats_keys`, stages have
-    one of embedding and head that share a weight where it `parts_ties`. Raises PartoptError for a
-    number format, an attention or a way to the host's memory that the device is not known to have.
+    one of embedding and head that share a weight where it `parts_ties`, and context parallel ranks
+    share recurrences where it `spreads_recurrences`. Raises PartoptError for a number format, an
+    attention or a way to the host's memory that the device is not known to have.
     """
 
     model: Transformer
@@ -174,6 +175,7 @@ class Training:
     calibration: Sequence[Calibration] = ()
     repeats_keys: bool = True
     parts_ties: bool = True
+    spreads_recurrences: bool = True
     other_ends: Sequence[str] = ()
     room: float = math.inf
     _shared: dict[tuple[object, ...], Memo] = field(default_factory=dict, init=False, compare=False)

@@ -70,7 +70,9 @@ def _cp(asked: _Asked) -> Iterator[str]:
         yield f"{s} tokens, half a rank's at a time, are not a multiple of {2 * c}"
     if state := asked.model.recurrence:  # core/ssm, which share out heads
         shared = [state.heads, *[state.groups] * (state.rule == "delta")]
-        if c > 1 and any(heads % (t * c) for heads in shared):
+        if c > 1 and not asked.work.spreads_recurrences:
+            yield "recurrences of this trainer have no context parallelism"
+        elif c > 1 and any(heads % (t * c) for heads in shared):
             yield f"a recurrence of {state.heads} heads is not shared out to {t} x {c}"
     if c > 1 and asked.practice.scores:
         yield "attention that writes its scores is of one rank's context"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partopt.documents.engine import Layout
-from partopt.documents.transformer import Kept, Loss, Scores
+from partopt.documents.transformer import Kept, Loss, Recurrence, Scores
 from partopt.errors import PartoptError
 from partopt.transformer.as_profile import profile_of, stage_starts
 from partopt.transformer.block import Shape
@@ -550,6 +550,8 @@ def test_muon_makes_matrices_orthogonal():
 
 
 MIXED = replace(EXPERTS, blocks=8)
+DELTA = Recurrence(rule="delta", heads=16, head_size=64, groups=4, keys=64, chunk=64)
+GATED = replace(LLAMA, recurrence=DELTA, full_period=4)
 FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
 
 
@@ -589,6 +591,11 @@ FSDP = replace(ENGINE, shard=("none", "gradients", "parameters"))
         ("pp=2", {"model": replace(LLAMA, tied=True)}, set()),
         ("pp=2", {"model": replace(LLAMA, tied=True), "parts_ties": False}, {"pp"}),
         ("dp=2", {"model": replace(LLAMA, tied=True), "parts_ties": False}, set()),
+        # heads of recurrences by context parallel ranks
+        ("cp=2", {"model": GATED}, set()),
+        ("cp=8", {"model": GATED}, {"cp"}),
+        ("cp=2", {"model": GATED, "spreads_recurrences": False}, {"cp"}),
+        ("dp=2", {"model": GATED, "spreads_recurrences": False}, set()),
         # what the trainer does
         ("recompute=selective", {}, set()),
         ("recompute=selective", {"engine": replace(ENGINE, recompute=("blocks",))}, {"recompute"}),
