@@ -410,7 +410,7 @@ def test_a_deadline_that_no_size_keeps_is_told_with_the_nearest_below_the_table(
     dear = partopt("plan", *ASKED, *run[:4], "--price", "2", "--budget", "100k")
     assert "--budget 100k: no size is paid for; the cheapest, " in dear.err and dear.code == 1
     unknown = partopt("plan", *ASKED, *run[:4], "--budget", "100k")
-    assert "no price of a device is known" in unknown.err and unknown.code == 2
+    assert "dgx-h100 has no price of a device" in unknown.err and unknown.code == 2
 
 
 def test_another_layout_stands_beside_part_by_part(partopt, monkeypatch):
