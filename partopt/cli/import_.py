@@ -16,6 +16,7 @@ from partopt.cli import options, planning
 from partopt.cli.next_commands import Written, command_of, say_next, say_next_of_plan
 from partopt.cli.terminal import progress, say
 from partopt.cli.words import LARGER, as_flags, does_not_fit, hint_at_fitting, print_notes
+from partopt.documents.plan import cuts_of
 from partopt.errors import PartoptError, unknown
 
 if TYPE_CHECKING:
@@ -438,8 +439,7 @@ def _say_better(
     if best is not None and best != recut and loses_to(judged.plan, best):
         changes |= within
     elif recut is not None and loses_to(judged.plan, recut):
-        cuts = [stage.start for stage in recut.stages[1:]]
-        changes |= {"cuts": cuts, "replicas": stated["replicas"]}
+        changes |= {"cuts": cuts_of(recut), "replicas": stated["replicas"]}
         changes |= within if best is not None else {}
     else:
         say_next(command_of("compare", words, given, changes))

@@ -418,6 +418,11 @@ def seconds_of(plan: Plan) -> float:
     return plan.predicted.iteration_s or plan.predicted.period_s
 
 
+def cuts_of(plan: Plan) -> list[int]:
+    """The first layer of every stage but the first."""
+    return [stage.start for stage in plan.stages[1:]]
+
+
 def needed_bytes(plan: Plan) -> int:
     """Bytes on the fullest device, with what a closed form counts beside the stages."""
     return plan.peak_memory_bytes + _counted_bytes(plan)

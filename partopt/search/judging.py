@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from partopt import planners
 from partopt.cost.problem import Progress, ignore_progress
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan, seconds_of
+from partopt.documents.plan import Plan, cuts_of, seconds_of
 from partopt.errors import PartoptError, make_each
 from partopt.job import Job
 from partopt.options import MANUAL
@@ -121,7 +121,7 @@ def _recut(job: Job, free: Job, within: Within, plan: Plan, progress: Progress) 
         result = solve_profile(free.with_(**stated, stages=len(plan.stages)), progress, within)
         others += [result.plan, *result.alternatives]
     for other in others:
-        cuts = tuple(stage.start for stage in other.stages[1:])
+        cuts = tuple(cuts_of(other))
         if len(other.stages) == len(plan.stages) and cells.issuperset(cuts):
             as_cut = job.with_(**stated, cuts=list(cuts) or None).problem
             found[cuts] = simulate_plan(planners.plan(MANUAL, as_cut))

@@ -14,7 +14,7 @@ from msgspec import UNSET, structs
 from partopt import planners
 from partopt.cost.problem import Problem, Progress, ignore_progress
 from partopt.documents.engine import Layout
-from partopt.documents.plan import Plan, needed_bytes, seconds_of
+from partopt.documents.plan import Plan, cuts_of, needed_bytes, seconds_of
 from partopt.documents.stage import Reserve
 from partopt.documents.transformer import BITS, LayoutBeside, Modelled
 from partopt.errors import found_until_then
@@ -187,21 +187,16 @@ def move_unequal_cuts(job: Job, training: Training, plan: Plan) -> Plan:
     degrees = Degrees.of(training, layout, batch)
     counted = map(training.cut_by, TRAINERS.lookup(job.trainer).choices["ends"])
     able = [one for one in counted if not any(find_faults(one, layout, batch))]
-    starts = {tuple(stage_starts(one, degrees)) for one in able} - {tuple(_starts(plan))}
+    starts = {tuple(stage_starts(one, degrees)) for one in able} - {tuple(cuts_of(plan))}
     ways = [training.cut_by(ends_of_starts(training.model, start)) for start in sorted(starts)]
     begin = min([plan, *(simulate_layout(job, way, layout) for way in ways)], key=order_of)
     cut = training.cut_by(modelled_of(begin).practice.ends)
     problem = _problem(job, cut, estimate(cut, layout, batch))
     moved = move_cuts(begin, problem, SearchParams.at(job.effort))
-    other = training.cut_by(ends_of_starts(training.model, _starts(moved)))
+    other = training.cut_by(ends_of_starts(training.model, cuts_of(moved)))
     if moved == begin or any(find_faults(other, layout, batch)):
         return begin
     return min(begin, simulate_layout(job, other, layout), key=order_of)
-
-
-def _starts(plan: Plan) -> list[int]:
-    """The first layer of every stage but the first."""
-    return [stage.start for stage in plan.stages[1:]]
 
 
 def with_cut_by_count(job: Job, training: Training, plan: Plan) -> Plan:

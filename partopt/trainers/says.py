@@ -27,6 +27,10 @@ def find_faults(plan: Plan, trainer: Trainer, parts: Sequence[Part]) -> Iterator
     for name in ("cp", "ep", "etp"):
         if (getattr(plan.layout, name) or 1) > 1 and name not in says.degrees:
             yield f"it has {name} {getattr(plan.layout, name)}"
+    model = plan.transformer.model if plan.transformer else None
+    spread = model and model.recurrence and (plan.layout.cp or 1) > 1
+    if spread and not says.spreads_recurrences:
+        yield "its recurrences have no context parallelism"
     by_fact = plan.transformer and "fsdp" in trainer.choices and len(plan.stages) == 1
     if plan.shard not in trainer.engine.shard and not (by_fact and plan.layout.shares_gradients):
         yield f"replicas hold shares of their {plan.shard} (`shard`)"

@@ -231,8 +231,6 @@ def _faults(plan: Plan) -> list[str]:
     elif model and not (model.name in _FLAVORS and _is_shipped(model)):
         several = model.latent or model.sinks or model.recurrence or len({*model.kinds()}) > 1
         faults += ["it has no model of such blocks"] * bool(several)
-    if model and model.recurrence and (plan.layout.cp or 1) > 1:
-        faults.append("its recurrences have no context parallelism")
     return faults
 
 

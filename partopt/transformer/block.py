@@ -134,8 +134,7 @@ class Memo:
     """What is computed so far, by shape: blocks of kinds, their mean, further tokens, pictures.
 
     Of blocks the parts that are not of experts, and what makes them again; experts by what they
-    depend on.
-    Cuts, numbers of `Columns`, and layouts by question.
+    depend on. Cuts, numbers of `Columns`, and layouts by question.
     """
 
     blocks: dict[Shape, Mapping[Kind, Block]] = field(default_factory=dict)
